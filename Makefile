@@ -1,0 +1,52 @@
+# make qualify [GYM=nemo]   set up what is missing, run the qualification, print verdict and run directory
+# make test                 everything but the slow and the GPU checks, with lint and import rules
+# make test-all             with the slow ones
+# make lint | lock | clean
+
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+GYM ?= all
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: qualify test test-all lint lock clean setup
+.DEFAULT_GOAL := qualify
+
+qualify: setup
+	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification) and not slow" --gym $(GYM) $(PYTEST_ARGS)
+
+test: setup lint
+	$(BIN)/pytest -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
+	$(BIN)/pytest --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
+
+test-all: setup lint
+	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)
+	$(BIN)/pytest --broken -m "self_test and not gpu_qualification" $(PYTEST_ARGS)
+
+setup: $(READY)
+	$(BIN)/python -m harness setup $(GYM)
+
+$(READY): requirements/harness.lock pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed; name one with PYTHON=/path/to/python"; exit 1; }
+	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version) ..."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/harness.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+# Re-resolves every stack. Commit the locks together with what was changed in the .in files.
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/harness.lock requirements/harness.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.13.14 -o requirements/nemo.lock requirements/nemo.in
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build

@@ -1,0 +1,1 @@
+"""The gyms under qualification, and the frozen task they all carry."""

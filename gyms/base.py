@@ -12,6 +12,8 @@ Two kinds of failure never mix:
   it sticks to the Gym: every later call raises it again until the owner calls ``reset_fault()``.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -118,6 +120,8 @@ class GymIdentity:
     """Upstream distribution and version, e.g. ``nemo-gym 0.7.0``."""
     upstream_digest: str
     """sha256 over the rows of the installed distribution's own file record."""
+    upstream_modified: tuple[str, ...]
+    """Upstream files that the server loaded and whose bytes are not those of that record."""
     stands_for: str
     """Upstream revision the distribution stands for, and whether equality was verified."""
     python: str
@@ -130,6 +134,11 @@ class GymIdentity:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
         return asdict(self)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the whole identity: what a client agrees to and a server holds it to."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 class TaskSet(Protocol):

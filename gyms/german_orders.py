@@ -41,13 +41,10 @@ class GermanOrders:
 
     def replay(self, task_id: str, calls: Sequence[ToolCall], answer: str | None, truncated: bool = False) -> Replay:
         """Run the episode through the core in this process."""
-        finished = episode.replay(
+        observations, verdict = episode.replay(
             find_task(task_id), [Call(call.tool, call.arguments) for call in calls], answer, truncated
         )
-        return Replay(
-            tuple(Observation(*event.observation) for event in finished.events),
-            as_verdict(finished.finish(answer)),
-        )
+        return Replay(tuple(Observation(*observation) for observation in observations), as_verdict(verdict))
 
     def secrets(self, task_id: str) -> tuple[str, ...]:
         """Return the hidden quantities and the answer, plain and with thousands points."""

@@ -1,0 +1,357 @@
+"""The pytest plugin: options, selection, outcomes, the run's manifest and its closing table.
+
+It is passive in a project that names no reports folder (``--reports`` or the ini option
+``gymqual_reports``), since pytest loads it wherever the product is installed.
+"""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import __version__, manifest
+from harness.checks import REGISTRY, Check
+from harness.errors import HarnessError, NotTestable
+from harness.evidence import Evidence
+from harness.run import Ledger, Run, new_run_folder, now
+from harness.stacks import STACKS, find_stack
+
+MARKERS = {
+    "gym(name)": "the check examines this gym; --gym selects by it",
+    "cpu_smoke": "documented check without training",
+    "cpu_qualification": "real training on the embedded policy",
+    "gpu_qualification": "the same bodies on one visible BF16 CUDA GPU",
+    "self_test": "the suite examined with broken subjects",
+    "upstream": "driven by the frameworks' own tools",
+    "optional": "documented, optional",
+    "slow": "over 20 seconds and not one of the documented, counted checks",
+}
+
+_RUN = pytest.StashKey[Run]()
+_EVIDENCE = pytest.StashKey[Evidence]()
+_RECORD = pytest.StashKey[dict[str, Any]]()
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A defect planted into the subject of one check, in a run with ``--broken``."""
+
+    defect: str
+    must_flag: bool
+    """True for the check's own defect; False for its neighbour's, which must not disturb it."""
+
+    @property
+    def label(self) -> str:
+        """Part of the test's id."""
+        return f"{'flags' if self.must_flag else 'unharmed by'} {self.defect}"
+
+
+# ---- options ---------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gymqual", "qualification of RL agent gyms")
+    group.addoption(
+        "--gym", action="append", default=[], metavar="NAME", help=f"only checks of this gym: {_gym_names()} (repeat)"
+    )
+    group.addoption("--reports", metavar="DIR", help="folder that run directories are made in")
+    group.addoption(
+        "--broken",
+        action="store_true",
+        help="run every check against its own defect, which it must flag, and against its neighbour's",
+    )
+    parser.addini("gymqual_reports", "default of --reports, relative to the root folder; empty: passive", default="")
+
+
+# First, since pytest's own JUnit writer looks at its option when it is configured.
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    for gym in config.option.gym:
+        if gym != "all" and gym not in STACKS:
+            raise pytest.UsageError(f"--gym: unknown gym {gym!r}; choose from {_gym_names()}")
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        if "gymqual_folder" in worker:
+            config.stash[_RUN] = Run(Path(worker["gymqual_folder"]), worker["workerid"])
+        return
+    reports = config.option.reports or (config.inipath and config.getini("gymqual_reports"))
+    if not reports or config.option.collectonly or config.option.help or config.option.version:
+        return
+    if not config.option.reports:
+        reports = config.rootpath / str(reports)
+    try:
+        folder = new_run_folder(Path(reports))
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[_RUN] = Run(folder)
+    mode = "broken" if config.option.broken else "qualification"
+    ledger = Ledger(mode, now(), tuple(map(str, config.invocation_params.args)))
+    config.pluginmanager.register(Recorder(config.stash[_RUN], ledger), "gymqual-recorder")
+    if not config.option.xmlpath:
+        config.option.xmlpath = str(folder / "junit.xml")
+    # As Ctrl-C does, so that servers are stopped and the manifest says how the run ended.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _gym_names() -> str:
+    return ", ".join([*STACKS, "all"])
+
+
+def _selected_gyms(config: pytest.Config) -> list[str]:
+    chosen = config.option.gym
+    return list(STACKS) if not chosen or "all" in chosen else [gym for gym in STACKS if gym in chosen]
+
+
+# ---- selection -------------------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    check = _check_of(metafunc.function)
+    if not metafunc.config.option.broken or check is None:
+        return
+    neighbours = sorted((other for other in REGISTRY.values() if _module(other) == _module(check)), key=lambda c: c.id)
+    following = neighbours[(neighbours.index(check) + 1) % len(neighbours)]
+    planted = [Planted(check.broken, must_flag=True)]
+    if following.broken != check.broken:
+        planted.append(Planted(following.broken, must_flag=False))
+    metafunc.parametrize("defect", planted, ids=[each.label for each in planted], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gyms = _selected_gyms(config)
+    kept, dropped = [], []
+    for item in items:
+        gym = _gym_of(item)
+        unwanted_gym = bool(config.option.gym) and gym not in gyms
+        unasked_gpu = item.get_closest_marker("gpu_qualification") is not None and not _names_gpu(config, item)
+        unbroken = config.option.broken and _planted(item) is None
+        (dropped if unwanted_gym or unasked_gpu or unbroken else kept).append(item)
+    for item in kept:
+        if config.option.broken:
+            item.add_marker("self_test")
+        # One worker per gym: its server is shared by the gym's checks.
+        item.add_marker(pytest.mark.xdist_group(_gym_of(item) or item.nodeid.partition("::")[0]))
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    run = session.config.stash.get(_RUN, None)
+    for item in session.items if run else ():
+        gym, check = _gym_of(item), _check_of(getattr(item, "function", None))
+        if run and gym and check:
+            run.register(gym, {other.id for other in REGISTRY.values() if _module(other) == _module(check)})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    run.close()
+    # Set in a parallel worker; the process that writes the manifest reads it there.
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["gymqual_used"] = run.used()
+
+
+def _names_gpu(config: pytest.Config, item: pytest.Item) -> bool:
+    named = any("::" in argument and item.nodeid.startswith(argument) for argument in config.args)
+    return "gpu_qualification" in config.option.markexpr or named
+
+
+def _check_of(function: Any) -> Check | None:
+    return getattr(function, "gymqual_check", None)
+
+
+def _module(check: Check) -> str:
+    return check.test.partition(":")[0]
+
+
+def _gym_of(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("gym")
+    return marker.args[0] if marker else None
+
+
+def _planted(item: pytest.Item) -> Planted | None:
+    callspec = getattr(item, "callspec", None)
+    planted = callspec.params.get("defect") if callspec else None
+    return planted if isinstance(planted, Planted) else None
+
+
+# ---- fixtures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def run(request: pytest.FixtureRequest) -> Run:
+    """The run of this session; checks need a reports folder to leave their evidence in."""
+    if _RUN not in request.config.stash:
+        raise NotTestable("checks leave evidence; name a folder for it with --reports DIR")
+    return request.config.stash[_RUN]
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest, run: Run) -> Evidence:
+    """The evidence of this check."""
+    item: pytest.Item = request.node
+    check, planted = _check_of(getattr(item, "function", None)), _planted(item)
+    name = check.id if check else item.name
+    if planted:
+        name += f"/{planted.label.replace(' ', '-')}"
+    return item.stash.setdefault(_EVIDENCE, Evidence(run.folder, name))
+
+
+# ---- outcomes --------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment]
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, HarnessError):
+        # Its text is the whole story; a traceback through the harness would bury it.
+        report.longrepr = str(error)
+    planted = _planted(item)
+    if planted and call.when == "call":
+        _judge_planted(item, call, report, planted)
+    check = _check_of(getattr(item, "function", None))
+    if check is not None:
+        record = item.stash.setdefault(_RECORD, _new_record(item, check, planted))
+        record["duration_s"] = round(record["duration_s"] + report.duration, 3)
+        if report.failed and record["outcome"] == "passed":
+            record["outcome"] = "not_testable" if isinstance(error, NotTestable) else "failed"
+            record["message"] = _short(report)
+        if call.when == "teardown":
+            shown = item.stash.get(_EVIDENCE, None)
+            if shown is not None:
+                record |= {"measured": manifest.as_json(shown.measured), "files": shown.files}
+            # A plain attribute of a report travels from a parallel worker as it is.
+            report.gymqual_record = record  # type: ignore[attr-defined]
+    return report  # type: ignore[return-value]
+
+
+def _judge_planted(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, planted: Planted) -> None:
+    if not planted.must_flag:
+        if report.failed:
+            report.longrepr = f"disturbed by its neighbour's defect {planted.defect!r}:\n{report.longreprtext}"
+        return
+    if call.excinfo is None:
+        report.outcome = "failed"
+        report.longrepr = f"the check cannot fail: it passed a subject with the defect {planted.defect!r}"
+        return
+    last = call.excinfo.traceback[-1]
+    own = call.excinfo.errisinstance(AssertionError) and Path(str(last.path)) == item.path
+    if own:
+        report.outcome = "passed"
+        report.longrepr = None
+        report.sections.append(("flagged", str(call.excinfo.value)))
+    else:
+        report.longrepr = f"failed under {planted.defect!r}, but not at its own assertion:\n{report.longreprtext}"
+
+
+def _new_record(item: pytest.Item, check: Check, planted: Planted | None) -> dict[str, Any]:
+    return {
+        "id": check.id,
+        "must": check.must,
+        "gym": _gym_of(item),
+        "test": item.nodeid,
+        "outcome": "passed",
+        "duration_s": 0.0,
+        "defect": planted.label if planted else None,
+    }
+
+
+def _short(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash else report.longreprtext)[:2000]
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    if report.when == "setup" and report.failed and report.longreprtext.startswith("Not testable: "):
+        return "error", "N", "NOT TESTABLE"
+    return None
+
+
+# ---- the record of the run -------------------------------------------------------------------------
+
+
+class Recorder:
+    """Lives in the one process that writes the manifest."""
+
+    def __init__(self, run: Run, ledger: Ledger) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._manifest: manifest.RunManifest | None = None
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        lines = [f"gymqual: {__version__}, run {self._run.folder}"]
+        for gym in _selected_gyms(config):
+            try:
+                stack = find_stack(gym)
+                lines.append(f"{gym}: CPython {stack.version}" + (f"; deviation: {stack.deviation}" * bool(stack.deviation)))
+            except HarnessError as error:
+                lines.append(f"{gym}: {error}")
+        return lines
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a parallel worker where the run is."""
+        node.workerinput["gymqual_folder"] = str(self._run.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take in what a parallel worker used; one that was killed leaves nothing."""
+        used = getattr(node, "workeroutput", {}).get("gymqual_used")
+        if used:
+            self._ledger.add_used(used)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        record = getattr(report, "gymqual_record", None)
+        if record is not None:
+            self._ledger.records.append(record)
+
+    # Innermost, so that JUnit is on disk before its digest is taken and the summary can say what was written.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        result = yield
+        self._ledger.add_used(self._run.used())
+        self._manifest = self._ledger.write(self._run.folder, int(session.exitstatus))
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        written = self._manifest
+        if written is None:
+            return
+        terminalreporter.section("documented checks")
+        for record in written.checks:
+            defect = f"  {record.defect}" if record.defect else ""
+            terminalreporter.line(f"{record.id:<12} {_WORDS[record.outcome]:<13}{record.duration_s:>8.2f} s{defect}")
+        for deviation in written.deviations:
+            terminalreporter.line(f"deviation: {deviation}")
+        good = written.verdict.qualified
+        terminalreporter.line(_verdict_line(written), green=good, red=not good)
+        terminalreporter.line(f"manifest: {self._run.folder / manifest.MANIFEST}")
+
+
+_WORDS = {"passed": "passed", "failed": "FAILED", "not_testable": "NOT TESTABLE"}
+
+
+def _verdict_line(written: manifest.RunManifest) -> str:
+    verdict = written.verdict
+    if written.run.mode == "broken":
+        flagged = sum(1 for record in written.checks if record.outcome == "passed" and record.defect)
+        return f"SELF-TEST: {flagged} of {len(written.checks)} cases as they must be" + "".join(
+            f"; {reason}" for reason in verdict.reasons
+        )
+    ran = len({record.id for record in written.checks if record.gym})
+    gyms = ", ".join(sorted(written.registered)) or "no gym"
+    if verdict.qualified:
+        return f"QUALIFIED: {gyms}, {ran} checks passed"
+    return f"NOT QUALIFIED: {'; '.join(verdict.reasons)}"

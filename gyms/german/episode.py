@@ -11,6 +11,8 @@ from gyms.german.tools import MAX_ARGUMENT_CHARS, MAX_TOOL_CHARS, Call, Observat
 from gyms.german.verifier import Verdict, judge
 
 MAX_CALLS = 64
+TOO_MANY_CALLS = Observation(as_json({"fehler": "zu viele Aufrufe"}), is_error=True)
+"""What every call beyond MAX_CALLS shows; none of them is executed or logged."""
 
 
 class Event(NamedTuple):
@@ -63,7 +65,7 @@ class Episode:
                 raise CallConflict("this call id was used for a different call")
             return stored.observation
         if len(self.events) >= MAX_CALLS:
-            return Observation(as_json({"fehler": "zu viele Aufrufe"}), is_error=True)
+            return TOO_MANY_CALLS
         event = Event(call_id, call, observe(self.task, call))
         self.events.append(event)
         self._by_id[call_id] = event
@@ -79,10 +81,12 @@ class Episode:
         return self._verdict
 
 
-def replay(task: Task, calls: Sequence[Call], answer: str | None, truncated: bool = False) -> Episode:
-    """Run the calls through a fresh episode and finish it."""
+def replay(
+    task: Task, calls: Sequence[Call], answer: str | None, truncated: bool = False
+) -> tuple[tuple[Observation, ...], Verdict]:
+    """Run the calls through a fresh episode: the observation of every call, and the verdict."""
     episode = Episode(task)
-    for number, call in enumerate(calls):
-        episode.call(call.tool, call.arguments, f"replay-{number}")
-    episode.finish(answer, truncated)
-    return episode
+    observations = tuple(
+        episode.call(call.tool, call.arguments, f"replay-{number}") for number, call in enumerate(calls)
+    )
+    return observations, episode.finish(answer, truncated)

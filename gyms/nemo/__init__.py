@@ -1,0 +1,1 @@
+"""The German task behind NVIDIA NeMo Gym's resources-server contract."""

@@ -1,0 +1,382 @@
+"""The NeMo Gym resources server: upstream's base class and web server around the frozen core.
+
+Two doors lead to the same sessions:
+
+- Upstream's native routes ``/seed_session``, ``/<tool>``, ``/verify``, ``/close_session`` with a signed
+  cookie. Upstream's agent posts to whatever tool name the model wrote, so everything that a model can
+  reach answers with an observation and is scored; the verdict is taken from the trajectory, and only
+  after it agrees with what this server saw and showed.
+- The bridge routes ``/bridge/*`` for the trainer's client, guarded by a secret header. Without the
+  secret they are just another unknown tool.
+
+Bodies are parsed here and not by FastAPI: a malformed call is an observation, never a 422 that echoes it.
+"""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from nemo_gym.base_resources_server import (
+    AggregateMetricsRequest,
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+    ResourcesCloseSessionRequest,
+    ResourcesCloseSessionResponse,
+    ResourcesSeedSessionRequest,
+    ResourcesSeedSessionResponse,
+    ReverifyMode,
+    SimpleResourcesServer,
+)
+from nemo_gym.server_utils import SESSION_ID_KEY
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from starlette.middleware.sessions import SessionMiddleware
+
+from gyms import loaded
+from gyms.base import GymIdentity, InfrastructureError, Kind, Scope
+from gyms.german.tasks import Task, UnknownTask, find_task
+from gyms.german.tools import PARAMETERS
+from gyms.german.verifier import Verdict
+from gyms.german_orders import as_verdict
+from gyms.nemo import rows, upstream
+from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S, SECRET_HEADER
+from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id, session_lost
+from gyms.nemo.trajectory import Trajectory, read_trajectory
+
+STATUS = {
+    Kind.SESSION_LOST: 404,
+    Kind.CAPACITY: 503,
+    Kind.IDENTITY_CHANGED: 409,
+    Kind.PROTOCOL: 400,
+    Kind.REPLAY_DISAGREEMENT: 500,
+    Kind.SERVICE_ERROR: 500,
+}
+"""HTTP status of each kind of infrastructure failure that a server can notice."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+Handler = Callable[[Request, dict[str, Any]], Response]
+
+
+class GermanOrdersConfig(BaseResourcesServerConfig):
+    """Upstream's server configuration and our two bounds."""
+
+    REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.UNSUPPORTED
+    capacity: int = Field(default=DEFAULT_CAPACITY, ge=1)
+    """Open sessions at most; one more is refused with 503."""
+    session_ttl_s: float = Field(default=DEFAULT_SESSION_TTL_S, gt=0)
+    """Seconds without a call after which a session counts as abandoned."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if host not in LOOPBACK:
+            raise ValueError(f"host must be a loopback address, not {host!r}: this server has no authentication")
+        return host
+
+
+class GermanVerifyRequest(BaseVerifyRequest):
+    """Upstream's verify body with the dataset row's fields beside it."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class GermanVerifyResponse(BaseVerifyResponse):
+    """Upstream's verify response with the verdict in full.
+
+    Upstream's wire demands a float reward: where there is none, it is 0.0 **with** ``mask_sample``, upstream's
+    word for "not a measurement". The bridge route says null.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    strict: bool
+    outcome: str
+
+
+class GermanOrdersServer(SimpleResourcesServer):
+    """The German lookup/calculator task as a NeMo Gym resources server."""
+
+    ray_enabled: ClassVar[bool | None] = False
+    config: GermanOrdersConfig
+    _sessions: SessionStore = PrivateAttr()
+    _identity: GymIdentity = PrivateAttr()
+    _nonce: str = PrivateAttr()
+    _secret: str = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Take identity and secrets; a server started by hand without a secret has closed bridge routes."""
+        super().model_post_init(context)
+        self._sessions = SessionStore(self.config.capacity, self.config.session_ttl_s)
+        self._nonce = os.environ.get("GYMQUAL_NONCE", "")
+        self._secret = os.environ.pop("GYMQUAL_BRIDGE_SECRET", "") or secrets.token_hex(16)
+        self._identity = upstream.identity()
+
+    # ---- wiring ------------------------------------------------------------------------------------
+
+    def setup_webserver(self) -> FastAPI:
+        """Register upstream's routes, the tools, the bridge, and last the route for every other name."""
+        app = super().setup_webserver()
+        app.add_exception_handler(InfrastructureError, _refuse)
+        for tool in PARAMETERS:
+            app.post(f"/{tool}")(self._native_tool(tool))
+        for name, handler in self.bridge_routes().items():
+            app.post(f"/bridge/{name}", include_in_schema=False)(self._guarded(f"bridge/{name}", handler))
+        app.post("/{tool:path}", include_in_schema=False)(self._any_tool)
+        return app
+
+    def setup_session_middleware(self, app: FastAPI) -> None:
+        """Sign the cookie with a random secret and create no session for a request that has none.
+
+        Upstream's secret is the server's name, so that anyone could forge a session, and upstream hands
+        every stranger a fresh one, which would turn a lost session into an empty one.
+        """
+        app.state.nemo_gym_session_middleware_installed = True
+        app.add_middleware(
+            SessionMiddleware, secret_key=secrets.token_hex(32), session_cookie=f"{self.config.name}_session"
+        )
+
+    def bridge_routes(self) -> dict[str, Handler]:
+        """Return the guarded routes by name; each handler is synchronous and so never interleaves."""
+        return {
+            "identity": self._bridge_identity,
+            "state": self._bridge_state,
+            "open": self._bridge_open,
+            "call": self._bridge_call,
+            "verify": self._bridge_verify,
+            "close": self._bridge_close,
+            "fault": self._bridge_fault,
+        }
+
+    # ---- native routes -----------------------------------------------------------------------------
+
+    async def seed_session(self, request: Request) -> Response:  # type: ignore[override]
+        """Open a session for a dataset row (legacy body) or under a caller-assigned id (typed body)."""
+        text = await _text(request)
+        body = _json_object(text)
+        typed = _parse_typed_seed(body)
+        fields = typed.task_data if typed else body
+        if "seal" not in fields:
+            return self._observe(request, "seed_session", text)
+        task = self._task_of_row(fields)
+        if typed is None:
+            session = self._sessions.open(fresh_session_id(), task)
+            response: dict[str, Any] = {}
+        else:
+            # The episode is part of the owner: another attempt must not find the first one's session.
+            session = self._sessions.open(typed.resources_session_id, task, owner=(typed.episode_id, task.task_id))
+            response = ResourcesSeedSessionResponse(resources_session_id=session.session_id).model_dump()
+        request.session[SESSION_ID_KEY] = session.session_id
+        return JSONResponse(response)
+
+    async def verify(self, request: Request) -> Response:  # type: ignore[override]
+        """Judge the trajectory in the body, once it agrees with what this server saw and showed."""
+        text = await _text(request)
+        body = _json_object(text)
+        session = self._session(request)
+        if body.get("seal") != rows.seal(session.task.task_id, self._identity.core):
+            return self._observe(request, "verify", text)
+        try:
+            GermanVerifyRequest.model_validate(body)
+        except ValidationError as error:
+            reason = f"the verify body has {error.error_count()} errors against upstream's schema"
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, reason) from None
+        try:
+            verdict = self.judge_trajectory(session, read_trajectory(body["response"]))
+        except InfrastructureError as fault:
+            masked = GermanVerifyResponse(
+                **body,
+                reward=0.0,
+                mask_sample=True,
+                failure_kind=f"german_orders:{fault.kind}",
+                failure_reason=fault.detail,
+                strict=False,
+                outcome="infrastructure",
+            )
+            return JSONResponse(masked.model_dump(mode="json"))
+        scored = GermanVerifyResponse(
+            **{**body, **verdict.parts}, reward=verdict.reward, strict=verdict.strict, outcome=verdict.outcome
+        )
+        return JSONResponse(scored.model_dump(mode="json"))
+
+    def judge_trajectory(self, session: ServedSession, trajectory: Trajectory) -> Verdict:
+        """Score the calls that upstream's agent kept to itself, compare the rest, and finish the episode."""
+        session.raise_fault()
+        if session.episode.verdict is not None:
+            return session.episode.verdict
+        served = session.shown()
+        claimed = [call.shown for call in trajectory.calls if call.reached_the_server]
+        if len(claimed) != len(served) or any(
+            theirs is not None and theirs != ours for theirs, ours in zip(claimed, served, strict=True)
+        ):
+            session.fault = InfrastructureError(
+                Kind.REPLAY_DISAGREEMENT,
+                Scope.ROLLOUT,
+                f"the trajectory's {len(claimed)} calls and outputs are not the {len(served)} that were served",
+            )
+            raise session.fault
+        for number, call in enumerate(trajectory.calls):
+            if not call.reached_the_server:
+                session.call(call.tool, call.arguments, f"unsent-{number}")
+        return session.verify(trajectory.answer, trajectory.truncated)
+
+    async def close_resources_session(self, request: Request) -> Response:  # type: ignore[override]
+        """Release a session; idempotent, also for an id that was never opened."""
+        text = await _text(request)
+        try:
+            body = ResourcesCloseSessionRequest.model_validate(_json_object(text))
+        except ValidationError:
+            return self._observe(request, "close_session", text)
+        self._sessions.close(body.resources_session_id)
+        return JSONResponse(
+            ResourcesCloseSessionResponse(resources_session_id=body.resources_session_id).model_dump()
+        )
+
+    async def aggregate_metrics(self, request: Request) -> Response:  # type: ignore[override]
+        """Aggregate verify responses for upstream's collector, which has no session; a model's call has one."""
+        text = await _text(request)
+        if SESSION_ID_KEY in request.session:
+            return self._observe(request, "aggregate_metrics", text)
+        try:
+            body = AggregateMetricsRequest.model_validate(_json_object(text))
+        except ValidationError:
+            raise InfrastructureError(Kind.PROTOCOL, Scope.SERVICE, "not upstream's aggregate-metrics body") from None
+        return JSONResponse((await super().aggregate_metrics(body)).model_dump(mode="json"))
+
+    def _native_tool(self, tool: str) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            return self._observe(request, tool, await _text(request))
+
+        handler.__name__ = tool
+        handler.__doc__ = f"The model's tool {tool}."
+        return handler
+
+    async def _any_tool(self, request: Request) -> Response:
+        return self._observe(request, request.path_params["tool"], await _text(request))
+
+    def _observe(self, request: Request, tool: str, arguments: str) -> Response:
+        # A query is part of the name the model wrote: "lookup?x=1" is not the tool "lookup".
+        name = f"{tool}?{request.url.query}" if request.url.query else tool
+        return PlainTextResponse(self._session(request).call(name, arguments).text)
+
+    def _session(self, request: Request) -> ServedSession:
+        return self._sessions.get(request.session.get(SESSION_ID_KEY))
+
+    def _task_of_row(self, fields: dict[str, Any]) -> Task:
+        task = _find_task(fields.get("task_id"))
+        if fields.get("core") != self._identity.core or fields["seal"] != rows.seal(task.task_id, self._identity.core):
+            raise InfrastructureError(
+                Kind.IDENTITY_CHANGED, Scope.SERVICE, "the dataset row was made for another version of the task core"
+            )
+        return task
+
+    # ---- bridge routes -----------------------------------------------------------------------------
+
+    def _guarded(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            text = await _text(request)
+            if not secrets.compare_digest(request.headers.get(SECRET_HEADER, ""), self._secret):
+                return self._observe(request, name, text)
+            return handler(request, _json_object(text))
+
+        return guarded
+
+    def _bridge_identity(self, request: Request, body: dict[str, Any]) -> Response:
+        process = {
+            "nonce": self._nonce,
+            "pid": os.getpid(),
+            "bases": [f"{base.__module__}.{base.__qualname__}" for base in type(self).__mro__],
+        }
+        return JSONResponse({"identity": self.identity().to_json(), "process": process})
+
+    def identity(self) -> GymIdentity:
+        """Return what this server is."""
+        return self._identity
+
+    def _bridge_state(self, request: Request, body: dict[str, Any]) -> Response:
+        return JSONResponse(self._sessions.state())
+
+    def _bridge_open(self, request: Request, body: dict[str, Any]) -> Response:
+        if body.get("identity") != self.identity().digest:
+            raise InfrastructureError(
+                Kind.IDENTITY_CHANGED, Scope.SERVICE, "this server is not the one that was agreed"
+            )
+        session_id = body.get("session_id")
+        if not isinstance(session_id, str) or len(session_id) < 32:
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text of at least 128 bits")
+        self._sessions.open(session_id, _find_task(body.get("task_id")))
+        return JSONResponse({})
+
+    def _bridge_call(self, request: Request, body: dict[str, Any]) -> Response:
+        session = self._sessions.get(body.get("session_id"))
+        tool, arguments, call_id = body.get("tool"), body.get("arguments"), body.get("call_id")
+        if not (isinstance(tool, str) and isinstance(arguments, str) and isinstance(call_id, str) and call_id):
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "tool, arguments and call_id must be text")
+        observation = session.call(tool, arguments, call_id)
+        return JSONResponse({"text": observation.text, "is_error": observation.is_error})
+
+    def _bridge_verify(self, request: Request, body: dict[str, Any]) -> Response:
+        session = self._sessions.get(body.get("session_id"))
+        answer, truncated = body.get("answer"), body.get("truncated", False)
+        if not (answer is None or isinstance(answer, str)) or not isinstance(truncated, bool):
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "answer must be text or null, truncated a boolean")
+        return JSONResponse(asdict(as_verdict(session.verify(answer, truncated))))
+
+    def _bridge_close(self, request: Request, body: dict[str, Any]) -> Response:
+        session_id = body.get("session_id")
+        if not isinstance(session_id, str):
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text")
+        self._sessions.close(session_id)
+        return JSONResponse({})
+
+    def _bridge_fault(self, request: Request, body: dict[str, Any]) -> Response:
+        self._sessions.get(body.get("session_id")).fail_next = True
+        return JSONResponse({})
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    fault = cast(InfrastructureError, error)
+    if fault.__cause__ is not None and fault.kind is Kind.SERVICE_ERROR:
+        print(f"service error: {fault.__cause__!r}", file=sys.stderr, flush=True)
+    return JSONResponse(
+        {"kind": fault.kind, "scope": fault.scope, "detail": fault.detail}, status_code=STATUS[fault.kind]
+    )
+
+
+async def _text(request: Request) -> str:
+    # Bytes that are not UTF-8 cannot be valid arguments; their escapes keep them refused and replayable.
+    return (await request.body()).decode("utf-8", errors="backslashreplace")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _parse_typed_seed(body: dict[str, Any]) -> ResourcesSeedSessionRequest | None:
+    try:
+        return ResourcesSeedSessionRequest.model_validate(body)
+    except ValidationError:
+        return None
+
+
+def _find_task(task_id: object) -> Task:
+    try:
+        return find_task(task_id if isinstance(task_id, str) else "")
+    except UnknownTask as error:
+        raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, str(error)) from None
+
+
+def main(server: type[GermanOrdersServer], entry: Path) -> None:
+    """Run a server class by upstream's own web server; ``entry`` is the script that this process runs."""
+    loaded.record(entry)
+    server.run_webserver()

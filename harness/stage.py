@@ -1,0 +1,47 @@
+"""A copy of the subject that the run keeps: servers see it and nothing else of this checkout.
+
+An edit during a run cannot leak in, our packages cannot shadow upstream's modules, and digests in the
+evidence are those of files that are still there to be looked at.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copy2, copytree, ignore_patterns
+
+from gyms.nemo.launch import ENTRYPOINT
+from harness.files import ROOT
+
+_IGNORED = ignore_patterns("__pycache__", "*.pyc")
+_NEMO_PARTS = ("app.py", "task_data.py", "requirements.txt", "README.md", "configs", "data", "tests")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One staged copy."""
+
+    folder: Path
+
+    @property
+    def python_path(self) -> Path:
+        """The only entry of a server's PYTHONPATH."""
+        return self.folder / "python"
+
+    @property
+    def nemo_entry(self) -> Path:
+        """NeMo's entry script, in the folder shape that upstream's tools expect."""
+        return self.folder / ENTRYPOINT
+
+
+def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
+    """Copy the gyms into ``folder``, which must not exist yet."""
+    subject = Subject(folder)
+    copytree(gyms, subject.python_path / "gyms", ignore=_IGNORED)
+    project = subject.nemo_entry.parent
+    project.mkdir(parents=True)
+    for part in _NEMO_PARTS:
+        source = gyms / "nemo" / part
+        if source.is_dir():
+            copytree(source, project / part, ignore=_IGNORED)
+        else:
+            copy2(source, project / part)
+    return subject

@@ -1,0 +1,1 @@
+"""The documented checks: file = property, test = sentence, docstring = the MUST."""

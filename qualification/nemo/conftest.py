@@ -1,0 +1,89 @@
+"""Fixtures of the NeMo checks: the served subject, healthy or defective, and clean-up by count."""
+
+from collections.abc import Callable, Iterator
+from shutil import copy2
+from typing import Any
+
+import httpx
+import pytest
+
+from gyms.german_orders import GermanOrders
+from harness.files import ROOT
+from harness.plugin import Planted
+from harness.run import Run
+from harness.services import NemoService, start_nemo
+from harness.stage import Subject
+from qualification.nemo.wire import Wire
+
+Serve = Callable[..., NemoService]
+
+
+@pytest.fixture(scope="session")
+def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
+    """Start further NeMo servers: ``serve(subject=..., capacity=...)``; all are stopped at the end."""
+    started: list[NemoService] = []
+    stack = run.stack("nemo")
+
+    def start(subject: Subject | None = None, **settings: Any) -> NemoService:
+        subject = subject or run.subject
+        entry = subject.nemo_entry
+        if pytestconfig.option.broken:
+            # The same server with a switch for one defect at a time.
+            entry = entry.with_name("broken_app.py")
+            copy2(ROOT / "qualification" / "broken" / "nemo_app.py", entry)
+        folder = run.folder / run.mine("servers") / f"nemo-{len(started)}"
+        service = start_nemo(stack, subject, run.owner, folder, entry=entry, **settings)
+        started.append(service)
+        return service
+
+    yield start
+    for service in started:
+        service.server.stop()
+
+
+@pytest.fixture(scope="session")
+def service(run: Run, serve: Serve) -> NemoService:
+    """The server that most checks share."""
+    served = serve()
+    run.note_gym(served.identity)
+    return served
+
+
+@pytest.fixture(scope="session")
+def small_service(serve: Serve) -> NemoService:
+    """A server with room for three sessions, which it gives up after two seconds without a call."""
+    return serve(capacity=3, session_ttl_s=2.0)
+
+
+@pytest.fixture(autouse=True)
+def defect(request: pytest.FixtureRequest) -> Iterator[Planted | None]:
+    """The defect planted for this test: switched on in every server that is up, or comes up, meanwhile."""
+    planted: Planted | None = getattr(request, "param", None)
+    if planted is None:
+        yield None
+        return
+    services = [request.getfixturevalue("service"), request.getfixturevalue("small_service")]
+    for each in services:
+        _switch(each, planted.defect)
+    yield planted
+    for each in services:
+        _switch(each, "")
+
+
+def _switch(service: NemoService, name: str) -> None:
+    answer = httpx.post(
+        f"{service.server.url}/bridge/defect", json={"name": name}, headers=service.bridge_headers, trust_env=False
+    )
+    answer.raise_for_status()
+
+
+@pytest.fixture
+def nemo(service: NemoService) -> Wire:
+    """A raw HTTP client of the shared server."""
+    return Wire(service)
+
+
+@pytest.fixture
+def orders() -> GermanOrders:
+    """The task set, replayed in this process."""
+    return GermanOrders()

@@ -1,0 +1,343 @@
+"""NeMo Gym, native service: what any user of upstream's HTTP routes may rely on.
+
+Every check speaks raw HTTP to a real resources server that upstream's ``run_webserver`` serves in its own
+locked environment.
+"""
+
+import asyncio
+import subprocess
+import time
+from base64 import b64decode
+
+import httpx
+import pytest
+
+from gyms import loaded
+from gyms.base import ToolCall
+from gyms.german_orders import GermanOrders
+from harness.checks import check, explain
+from harness.evidence import Evidence
+from harness.files import sha256_file
+from harness.run import Run
+from harness.services import NemoService
+from harness.stage import stage
+from qualification.nemo import forgery
+from qualification.nemo.conftest import Serve
+from qualification.nemo.wire import NativeRollout, Wire
+from qualification.scenarios import HOSTILE_BODIES
+
+pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
+
+TASK = "v1/dev/0/0"
+CANARY = "canary/dev/0/0"
+
+
+@check("NEMO-S-01", broken="identity_is_a_constant")
+def test_the_server_identifies_the_bytes_it_runs(
+    nemo: Wire, service: NemoService, serve: Serve, run: Run, evidence: Evidence
+) -> None:
+    """The server MUST be upstream's, MUST name the bytes it executes, and MUST name others once they changed."""
+    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
+    with (edited.python_path / "gyms/german/tasks.py").open("a") as file:
+        file.write("# changed\n")
+    answer = nemo.bridge("identity").json()
+    identity = answer["identity"]
+    other = serve(edited).identity
+    staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
+    seen = {
+        "healthy": nemo.http.get("/healthz").json(),
+        "upstream": (identity["upstream"], identity["upstream_modified"], identity["python"]),
+        "upstream base": "nemo_gym.base_resources_server.SimpleResourcesServer" in answer["process"]["bases"],
+        "native routes missing": forgery.NATIVE_ROUTES - set(nemo.http.get("/openapi.json").json()["paths"]),
+        "sources": {name: digest for name, digest in identity["sources"].items() if name in staged},
+        "core": identity["core"],
+        "changed by the edit": [name for name in staged if other.sources[name] != identity["sources"].get(name)],
+        "core follows": other.core == loaded.core_digest(other.sources) != identity["core"],
+    }
+    expected = {
+        "healthy": {"status": "ok"},
+        "upstream": ("nemo-gym 0.7.0", [], f"CPython {run.stack('nemo').version}"),
+        "upstream base": True,
+        "native routes missing": set(),
+        "sources": staged,
+        "core": loaded.core_on_disk(run.subject.python_path / "gyms"),
+        "changed by the edit": ["gyms/german/tasks.py"],
+        "core follows": True,
+    }
+    evidence.attach("identity.json", answer)
+    evidence.measure(upstream=identity["upstream"], stands_for=identity["stands_for"], python=identity["python"])
+    assert seen == expected, explain(
+        subject="identity of the NeMo server",
+        expected=expected,
+        got=seen,
+        cause="digests were not taken from the executed bytes, or another upstream is installed",
+    )
+
+
+@check("NEMO-S-02", broken="closed_ids_are_forgotten")
+def test_upstreams_session_contract_holds(service: NemoService, run: Run, evidence: Evidence) -> None:
+    """The server MUST pass upstream's own check of the resources-session contract, over its real socket."""
+    script = run.subject.nemo_entry.parent / "tests" / "contract_over_http.py"
+    judged = subprocess.run(
+        [run.stack("nemo").python, "-P", script, service.server.url, service.identity.core],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=run.folder,
+        env={"PYTHONPATH": str(run.subject.python_path), "HOME": str(run.folder), "PATH": "/usr/bin:/bin"},
+    )
+    evidence.attach("contract.txt", judged.stdout + judged.stderr)
+    assert judged.stdout.strip() == "kept", explain(
+        subject="upstream's check_resources_session_contract",
+        expected="kept",
+        got=judged.stdout.strip() or judged.stderr[-500:],
+        cause="seed is not idempotent, or close does not keep an id closed",
+    )
+
+
+@check("NEMO-S-03", broken="the_number_alone_pays")
+def test_only_the_right_path_is_rewarded(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """Native verify MUST pay 1.0 for the right path, and 0.0 for a wrong number, no lookup or a foreign record."""
+    expected = {"oracle": 1.0, "wrong": 0.0, "guess": 0.0, "no_calculation": 0.0, "foreign": 0.0, "noop": 0.0}
+    verdicts = {name: nemo.rollout(TASK).play(orders.scripts(TASK)[name]) for name in expected}
+    evidence.attach("verdicts.json", verdicts)
+    rewards = {name: None if verdict["mask_sample"] else verdict["reward"] for name, verdict in verdicts.items()}
+    assert rewards == expected, explain(
+        subject="reward of scripted native episodes",
+        expected=expected,
+        got=rewards,
+        cause="the verifier does not look at the path that led to the number",
+    )
+
+
+@check("NEMO-S-04", broken="seed_returns_the_record")
+def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """No byte served before the right lookup MUST hold a quantity or the answer, in body, header or cookie."""
+    rollout = NativeRollout(nemo, CANARY)
+    rollout.seed()
+    for path in ("/openapi.json", "/docs", "/healthz", "/reverify_mode", "/lookup", "/nowhere"):
+        nemo.http.get(path)
+    for call in (*orders.scripts(CANARY)["malformed"].calls, *orders.scripts(CANARY)["foreign"].calls[:1]):
+        nemo.http.post(f"/{call.tool}", content=call.arguments)
+    for route in ("/verify", "/seed_session", "/close_session", "/aggregate_metrics", "/bridge/state"):
+        nemo.http.post(route, json={"task_id": CANARY})
+    cookies = [b64decode(cookie.split(".")[0] + "==") for cookie in nemo.http.cookies.values()]
+    before = b"\n".join([*nemo.served, *cookies])
+    rollout.call(orders.scripts(CANARY)["oracle"].calls[0])
+    found = {secret: (secret.encode() in before, secret.encode() in nemo.served[-1]) for secret in _plain(orders)}
+    evidence.attach("served_before_lookup.bin", before)
+    evidence.measure(bytes_searched=len(before), answers=len(nemo.served) - 1)
+    assert set(found.values()) == {(False, True)}, explain(
+        subject="canary quantities (in the bytes before lookup, in lookup's own)",
+        expected="(False, True) for each",
+        got=found,
+        cause="an answer other than lookup's carries the record",
+    )
+
+
+@check("NEMO-S-05", broken="malformed_is_a_422")
+def test_malformed_calls_are_scored_observations(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """A malformed or hostile call MUST be answered by the core's error observation, and the episode MUST go on."""
+    rollout = nemo.rollout(TASK)
+    wrong = {}
+    for name, (tool, body) in HOSTILE_BODIES.items():
+        answer = rollout.wire.http.post(f"/{tool}", content=body)
+        shown = ToolCall(tool, body.decode("utf-8", "backslashreplace"))
+        expected = orders.replay(TASK, [shown], None).observations[0]
+        if (answer.status_code, answer.text, True) != (200, expected.text, expected.is_error):
+            wrong[name] = (answer.status_code, answer.text[:200])
+    evidence.measure(calls=len(HOSTILE_BODIES), healthy=nemo.http.get("/healthz").json()["status"])
+    recovered = [rollout.wire.http.post(f"/{call.tool}", content=call.arguments).status_code for call in _path(orders)]
+    assert (wrong, recovered) == ({}, [200, 200]), explain(
+        subject="malformed calls with another answer, and the status of the right calls after them",
+        expected=({}, [200, 200]),
+        got=(wrong, recovered),
+        cause="a framework parsed the body before the server could score it",
+    )
+
+
+@check("NEMO-S-06", broken="identity_is_not_compared")
+def test_a_changed_source_identity_is_refused(nemo: Wire, evidence: Evidence) -> None:
+    """A seed or open that names another source identity MUST be refused with 409 and MUST make no session."""
+    rollout = NativeRollout(nemo, TASK)
+    typed = rollout.seed_body(core="0" * 64)
+    opened_before = nemo.state()["opened"]
+    statuses = {
+        "typed seed": nemo.http.post("/seed_session", json=typed).status_code,
+        "legacy seed": nemo.http.post("/seed_session", json=typed["task_data"]).status_code,
+        "bridge open": nemo.bridge("open", session_id="f" * 32, task_id=TASK, identity="0" * 64).status_code,
+        "sessions made": nemo.state()["opened"] - opened_before,
+    }
+    evidence.measure(**statuses)
+    expected = {"typed seed": 409, "legacy seed": 409, "bridge open": 409, "sessions made": 0}
+    assert statuses == expected, explain(
+        subject="opening under another identity",
+        expected=expected,
+        got=statuses,
+        cause="the server opens without comparing what was agreed with what it runs",
+    )
+
+
+@check("NEMO-S-07", broken="lost_sessions_are_created")
+def test_a_lost_session_is_never_an_empty_one(
+    nemo: Wire, small_service: NemoService, orders: GermanOrders, evidence: Evidence
+) -> None:
+    """A missing, forged, foreign or closed session MUST be refused as lost; nothing is created, nothing rewarded."""
+    closed, foreign, valid = nemo.rollout(TASK), Wire(small_service).rollout(TASK), nemo.rollout(TASK)
+    closed.close()
+    foreign.wire.http.base_url = nemo.http.base_url
+    jars = {
+        "missing": {},
+        "closed": dict(closed.wire.http.cookies),
+        "foreign": dict(foreign.wire.http.cookies),
+        "forged with upstream's guessable secret": forgery.upstream_cookies(valid.session_id, valid.wire.http.cookies),
+        "tampered": {name: f"{value[:-1]}{'A' if value[-1] != 'A' else 'B'}" for name, value in valid.wire.http.cookies.items()},
+    }
+    opened_before = nemo.state()["opened"]
+    answers = {}
+    for name, cookies in jars.items():
+        with httpx.Client(base_url=service_url(nemo), cookies=cookies, trust_env=False) as stranger:
+            call = stranger.post("/lookup", content=_path(orders)[0].arguments)
+            verdict = stranger.post("/verify", json=valid.verify_body("1"))
+        answers[name] = [(each.status_code, each.json().get("kind"), "reward" in each.json()) for each in (call, verdict)]
+    made = nemo.state()["opened"] - opened_before
+    foreign.wire.http.base_url = small_service.server.url
+    foreign.close()
+    evidence.attach("answers.json", answers)
+    expected = {name: [(404, "session_lost", False)] * 2 for name in jars}
+    assert (answers, made) == (expected, 0), explain(
+        subject="(status, kind, reward present) of a call and a verify without a session; sessions made",
+        expected=(expected, 0),
+        got=(answers, made),
+        cause="a request without a known session gets a fresh one instead of a refusal",
+    )
+
+
+@check("NEMO-S-08", broken="verdict_follows_last_answer")
+def test_the_verdict_never_changes_once_given(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """The first verdict MUST stand whatever is verified later, and every later call MUST be refused."""
+    rollout = nemo.rollout(TASK)
+    first = rollout.play(orders.scripts(TASK)["wrong"])
+    later = rollout.wire.http.post("/lookup", content=_path(orders)[0].arguments)
+    second = rollout.verify(orders.scripts(TASK)["oracle"].answer).json()
+    seen = {
+        "outcomes": [first["outcome"], second["outcome"]],
+        "rewards": [first["reward"], second["reward"]],
+        "later call": (later.status_code, later.json()["kind"]),
+    }
+    evidence.measure(**seen)
+    expected = {"outcomes": ["wrong_answer"] * 2, "rewards": [0.0, 0.0], "later call": (400, "protocol")}
+    assert seen == expected, explain(
+        subject="an episode verified with a wrong and then with the right number",
+        expected=expected,
+        got=seen,
+        cause="the episode is judged again on every verify",
+    )
+
+
+@check("NEMO-S-09", broken="siblings_share_a_session")
+def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """Sixteen concurrent sessions MUST each see their own record, their own counts and their own reward."""
+    tasks = [f"v1/dev/7/{index}" for index in range(16)]
+    rollouts = [nemo.rollout(task) for task in tasks]
+    scripts = [orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(tasks)]
+
+    async def step(number: int, turn: int) -> str:
+        # Threads of one loop: all sixteen posts of a turn are in flight together.
+        return (await asyncio.to_thread(rollouts[number].call, scripts[number].calls[turn])).text
+
+    async def interleave() -> list[list[str]]:
+        return [await asyncio.gather(*(step(number, turn) for number in range(16))) for turn in range(2)]
+
+    shown = list(zip(*asyncio.run(interleave()), strict=True))
+    verdicts = [rollout.verify(script.answer).json() for rollout, script in zip(rollouts, scripts, strict=True)]
+    replays = [orders.replay(task, script.calls, script.answer) for task, script in zip(tasks, scripts, strict=True)]
+    seen = [(*texts, verdict["reward"], verdict["errors"]) for texts, verdict in zip(shown, verdicts, strict=True)]
+    expected = [(*(o.text for o in r.observations), r.verdict.reward, r.verdict.parts["errors"]) for r in replays]
+    evidence.attach("sessions.json", {"seen": seen, "expected": expected})
+    assert seen == expected, explain(
+        subject="observations, reward and error count of sixteen interleaved sessions",
+        expected=expected,
+        got=seen,
+        cause="state is kept by process, connection or task instead of by session",
+    )
+
+
+@check("NEMO-S-10", broken="abandoned_sessions_stay")
+def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence: Evidence) -> None:
+    """One session over capacity MUST be refused, a close MUST make room, and abandoned ones MUST expire."""
+    wire = Wire(small_service)
+    _wait_for(lambda: wire.state()["open"] == 0, limit_s=10)
+    rollouts = [NativeRollout(Wire(small_service), TASK) for _ in range(5)]
+    seen = {"up to capacity": [rollout.seed().status_code for rollout in rollouts[:3]]}
+    refused = rollouts[3].seed()
+    seen["one more"] = (refused.status_code, refused.json().get("kind"))
+    rollouts[0].close()
+    seen["after a close"] = rollouts[4].seed().status_code
+    seen["abandoned expire"] = _wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
+    seen["late call"] = rollouts[1].call(ToolCall("lookup", "{}")).status_code
+    evidence.measure(state=wire.state())
+    expected = {
+        "up to capacity": [200, 200, 200],
+        "one more": (503, "capacity"),
+        "after a close": 200,
+        "abandoned expire": True,
+        "late call": 404,
+    }
+    assert seen == expected, explain(
+        subject="a server with room for three sessions",
+        expected=expected,
+        got=seen,
+        cause="slots are not counted, not freed by close, or never reclaimed from abandoned sessions",
+    )
+
+
+@check("NEMO-S-11", broken="fault_is_forgotten")
+def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
+    """Observations and reward MUST equal the independent replay, and a service fault MUST stick and mask."""
+    disagreements = []
+    for task in (TASK, "v1/train/43/1", "extended/dev/0/0"):
+        for name, script in orders.scripts(task).items():
+            rollout = nemo.rollout(task)
+            verdict = rollout.play(script)
+            replay = orders.replay(task, script.calls, script.answer)
+            served = [item["output"] for item in rollout.output if "output" in item]
+            sent = [o.text for o, c in zip(replay.observations, script.calls, strict=True) if c.arguments != "{"]
+            parts = {part: verdict[part] for part in replay.verdict.parts}
+            if (served, verdict["reward"], parts) != (sent, replay.verdict.reward, dict(replay.verdict.parts)):
+                disagreements.append(f"{task} {name}")
+    faulty = nemo.rollout(TASK)
+    nemo.bridge("fault", session_id=faulty.session_id)
+    statuses = [faulty.call(call).status_code for call in (*_path(orders), *_path(orders))]
+    masked = faulty.verify(orders.scripts(TASK)["oracle"].answer).json()
+    seen = (disagreements, statuses, masked.get("mask_sample"), masked.get("failure_kind"))
+    evidence.attach("masked.json", masked)
+    expected = ([], [500] * 4, True, "german_orders:service_error")
+    assert seen == expected, explain(
+        subject="episodes that replay otherwise; a faulted session's statuses, mask and failure kind",
+        expected=expected,
+        got=seen,
+        cause="the server's state differs from the core's, or a later good call cleared the fault",
+    )
+
+
+def _path(orders: GermanOrders) -> tuple[ToolCall, ...]:
+    return orders.scripts(TASK)["oracle"].calls
+
+
+def _plain(orders: GermanOrders) -> list[str]:
+    # The answer and grouped forms are never shown by lookup itself, so they are searched before it only.
+    return [secret for secret in orders.secrets(CANARY)[::2]][:4]
+
+
+def service_url(wire: Wire) -> str:
+    return wire.service.server.url
+
+
+def _wait_for(reached, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,148 @@
+"""Raw HTTP against a NeMo resources server: what upstream's agent and our bridge put on the wire.
+
+No client of ours and no SDK stands between a check and the bytes.
+"""
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from gyms.base import Script, ToolCall
+from gyms.nemo import rows
+from harness.services import NemoService
+
+DEADLINE_S = 30.0
+
+
+@dataclass
+class Wire:
+    """One HTTP client with cookies of its own; keeps every byte that was served to it."""
+
+    service: NemoService
+    http: httpx.Client = field(init=False)
+    served: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(
+            base_url=self.service.server.url,
+            trust_env=False,
+            timeout=DEADLINE_S,
+            event_hooks={"response": [self._keep]},
+        )
+
+    def _keep(self, response: httpx.Response) -> None:
+        response.read()
+        headers = b"\n".join(name + b": " + value for name, value in response.headers.raw)
+        self.served.append(headers + b"\n\n" + response.content)
+
+    def bridge(self, route: str, **body: Any) -> httpx.Response:
+        """Post to a bridge route with the secret."""
+        return self.http.post(f"/bridge/{route}", json=body, headers=self.service.bridge_headers)
+
+    def state(self) -> dict[str, int]:
+        """Return the server's session counters."""
+        return self.bridge("state").json()
+
+    def rollout(self, task_id: str) -> "NativeRollout":
+        """Seed a session on the native route, as an environment server does, and return its rollout."""
+        rollout = NativeRollout(Wire(self.service), task_id)
+        rollout.seed().raise_for_status()
+        return rollout
+
+
+@dataclass
+class NativeRollout:
+    """One rollout as upstream's agent drives it: a cookie, tool posts, and a trajectory for ``/verify``."""
+
+    wire: Wire
+    task_id: str
+    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    output: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def core(self) -> str:
+        """Core digest that the rollout's dataset row was made for."""
+        return self.wire.service.identity.core
+
+    def seed_body(self, core: str | None = None) -> dict[str, Any]:
+        """Return the typed seed body."""
+        return {
+            "resources_session_id": self.session_id,
+            "episode_id": {"rollout_id": self.session_id, "attempt": 0},
+            "task_id": {"taskset": "german_orders", "task_id": self.task_id},
+            "task_data": rows.task_fields(self.task_id, core or self.core),
+        }
+
+    def seed(self) -> httpx.Response:
+        """Open the session under a caller-assigned id."""
+        return self.wire.http.post("/seed_session", json=self.seed_body())
+
+    def call(self, call: ToolCall) -> httpx.Response:
+        """Post one call to the route of the tool's name, body as written, and add it to the trajectory."""
+        response = self.wire.http.post(f"/{call.tool}", content=call.arguments.encode())
+        number = f"call_{len(self.output)}"
+        self.output += [
+            {"type": "function_call", "call_id": number, "name": call.tool, "arguments": call.arguments},
+            {"type": "function_call_output", "call_id": number, "output": response.text},
+        ]
+        return response
+
+    def verify(self, answer: str | None) -> httpx.Response:
+        """Post the trajectory with its final message, as upstream's agent does."""
+        return self.wire.http.post("/verify", json=self.verify_body(answer))
+
+    def verify_body(self, answer: str | None) -> dict[str, Any]:
+        """Return upstream's verify body: the dataset row and the Responses object."""
+        message = {
+            "type": "message",
+            "id": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": answer, "annotations": []}],
+        }
+        response = {
+            "id": "response",
+            "created_at": 0,
+            "model": "scripted",
+            "object": "response",
+            "output": self.output + ([message] if answer is not None else []),
+            "parallel_tool_calls": False,
+            "tool_choice": "auto",
+            "tools": [],
+        }
+        return {**rows.row(self.task_id, self.core), "response": response}
+
+    def close(self) -> httpx.Response:
+        """Close the session by its id."""
+        episode = {"rollout_id": self.session_id, "attempt": 0}
+        return self.wire.http.post(
+            "/close_session", json={"resources_session_id": self.session_id, "episode_id": episode}
+        )
+
+    def play(self, script: Script) -> dict[str, Any]:
+        """Play a scripted episode to its verdict; return the verify response as JSON."""
+        for call in script.calls:
+            # Upstream's agent answers what it cannot decode by itself; the server never sees it.
+            if _decodes(call.arguments):
+                self.call(call)
+            else:
+                self.output.append(
+                    {
+                        "type": "function_call",
+                        "call_id": f"call_{len(self.output)}",
+                        "name": call.tool,
+                        "arguments": call.arguments,
+                    }
+                )
+        return self.verify(script.answer).json()
+
+
+def _decodes(arguments: str) -> bool:
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,833 @@
+"""The German task core: exact numbers, bounded work, separate splits, one verdict, nothing given away.
+
+The core is what every gym serves and what every verdict is replayed with, so these checks need no gym.
+"""
+
+import ast
+import inspect
+import json
+import operator
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from babel.numbers import format_decimal
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from simpleeval import simple_eval
+
+import gyms
+from gyms.german import calculator, episode, numbers, tasks, tools, verifier
+from gyms.german.calculator import MAX_CHARS, MAX_RESULT_CHARS
+from gyms.german.numbers import MAX_DIGITS
+from gyms.german_orders import GermanOrders
+from harness.checks import check, explain
+
+pytestmark = pytest.mark.cpu_smoke
+
+ROOT = Path(gyms.__file__).resolve().parents[1]
+REFUSED = "refused"
+Reading = Fraction | str
+
+
+def reading(text: str) -> Reading:
+    """What a text is read as: its exact value, or REFUSED."""
+    try:
+        return numbers.parse(text)
+    except numbers.NumberError:
+        return REFUSED
+
+
+def differences(expected: dict[Any, Any], got: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """The rows of a table that came out otherwise, as (expected, got)."""
+    return {key: (expected.get(key), got.get(key)) for key in expected | got if expected.get(key) != got.get(key)}
+
+
+# --- Numbers ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def terminating_values(draw: st.DrawFn) -> Decimal:
+    """Decimals that are written with at most MAX_DIGITS digits, a leading zero included."""
+    places = draw(st.integers(0, MAX_DIGITS - 1))
+    digits = draw(st.integers(-(10**MAX_DIGITS - 1), 10**MAX_DIGITS - 1))
+    return Decimal(digits).scaleb(-places)
+
+
+@check("TASK-01", broken="naive_comma_swap")
+@given(terminating_values())
+def test_a_written_number_reads_back_as_itself(value: Decimal) -> None:
+    """A terminating value of at most MAX_DIGITS digits MUST read back exactly, plain or with thousands points."""
+    exact = Fraction(value)
+    # Babel is asked to write, never to read: its reader takes 1.5 for fifteen.
+    plain, grouped = numbers.render(exact), format_decimal(value, locale="de", decimal_quantization=False)
+
+    got = {text: reading(text) for text in (plain, grouped)}
+
+    assert set(got.values()) == {exact}, explain(
+        subject=f"the value {value} in German",
+        expected=exact,
+        got=got,
+        cause="points and commas are not read by the table of gyms/german/numbers.py",
+    )
+
+
+ACCEPTED = {
+    "0": "0", "7": "7", "407": "407", "1234": "1234", "1.234": "1234", "12.345": "12345", "1.234.567": "1234567",
+    "100.000": "100000", "999999999999999": "999999999999999", "999.999.999.999.999": "999999999999999",
+    "0,5": "0.5", "0,0": "0", "3,0": "3", "0,10": "0.1", "1234,5": "1234.5", "1.234,5": "1234.5",
+    "1.234,56": "1234.56", "1.234.567,89": "1234567.89", "0,00000000000001": "0.00000000000001",
+    "-3": "-3", "\u22123": "-3", "-1.000": "-1000", "\u22121.000": "-1000", "-0,5": "-0.5", "-1.234,50": "-1234.5",
+}  # fmt: skip
+NOT_ONE_NUMBER = (
+    # A point that does not group thousands, or a comma without digits on both sides.
+    "1.5", "12.34", "0.500", "00.500", "0.123", "1.23.456", "1.234.56", "1.2345", "1234.567", "1..234", ".5", "5.",
+    ".234", "1.234.", ",5", "5,", ",", ".", "1,2,3", "1,234.56", "1.234,567.8", "1,234,567", "840.,", "2,552,004.",
+    # Signs and zeros.
+    "007", "004", "00", "00,5", "01.234", "-0", "-0,0", "\u22120", "-007", "+3", "--3", "- 3", "3-", "-", "\u20133",
+    "\ufe633", "\uff0d3", "-\u22123",
+    # Other groupings.
+    "1 234", "1 234,5", "1\u00a0234", "1\u00a0234,5", "1\u202f234", "1\u202f234,5", "1\u2009234", "1'234", "1'234,5",
+    "1\u2019234", "1_234", "1\u00ad234", "1\u066c234",
+    # Units, brackets and words.
+    "(5)", "(1.000)", "50 %", "50%", "1,5 %", "1,5\u00a0%", "5 EUR", "EUR 1,5", "1,5 €", "€1,5", "5 Stück", "=5",
+    "**5**", "fünf", "", " ", " 7", "7 ", "7\n", "\n7", "\u00a07", "7\u200b", "\ufeff7", "7\x00",
+    # Other notations.
+    "1e3", "1E+3", "1e-3", "1,5e3", "0x10", "0b1", "1/2", "1j", "NaN", "nan", "inf", "-inf", "Infinity", "∞", "None",
+    "½", "5½", "²", "10²", "Ⅻ", "①", "\uff11\uff12", "٣", "1٣", "१२", "𝟙",
+    # Several numbers, dates, and more digits than are allowed.
+    "12, 13", "12 13", "12 oder 13", "12;13", "3+4", "31.12.2027", "31.12.27", "1.1.2027", "12:30", "2027-12-31",
+    "1" * (MAX_DIGITS + 1), "0," + "0" * MAX_DIGITS, "1.000.000.000.000.000", "9" * 400, "-" + "9" * 400,
+    "1" + ".000" * 100, "0," + "1" * 5000,
+)  # fmt: skip
+TABLE: dict[str, Reading] = {
+    **{text: Fraction(value) for text, value in ACCEPTED.items()},
+    **dict.fromkeys(NOT_ONE_NUMBER, REFUSED),
+}
+
+
+@check("TASK-02", broken="lenient_digits")
+def test_every_form_of_a_number_has_its_stated_reading() -> None:
+    """Every form in the table MUST have exactly its stated value, or be refused."""
+    got = {text: reading(text) for text in TABLE}
+
+    assert got == TABLE, explain(
+        subject="forms read otherwise than the table states, as (expected, got)",
+        expected="none",
+        got=differences(TABLE, got),
+        cause="the number pattern accepts or refuses more than its docstring says",
+    )
+
+
+# --- Calculator ------------------------------------------------------------------------------------
+
+OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+SUM, PRODUCT, SIGNED, ATOM = range(4)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression tree written down with no more brackets than it needs, and its value."""
+
+    text: str
+    value: Reading
+    literals: tuple[Fraction, ...]
+    binding: int
+    """SUM binds loosest; what binds looser than its place allows is bracketed."""
+    plain: bool
+    """Integers with + - * only: Python's grammar reads it in the same way."""
+
+    def at(self, binding: int) -> str:
+        return self.text if self.binding >= binding else f"({self.text})"
+
+
+def literal(whole: int, decimals: str, grouped: bool) -> Expression:
+    text = (f"{whole:,}".replace(",", ".") if grouped else str(whole)) + ("," if decimals else "") + decimals
+    value = Fraction(f"{whole}.{decimals or 0}")
+    return Expression(text, value, (value,), ATOM, text.isdecimal())
+
+
+def negated(inner: Expression) -> Expression:
+    value = -inner.value if isinstance(inner.value, Fraction) else REFUSED
+    return Expression(f"-{inner.at(ATOM)}", value, inner.literals, SIGNED, inner.plain)
+
+
+def joined(left: Expression, symbol: str, right: Expression, gap: str) -> Expression:
+    binding = SUM if symbol in "+-" else PRODUCT
+    value: Reading = REFUSED
+    if isinstance(left.value, Fraction) and isinstance(right.value, Fraction) and (symbol != "/" or right.value):
+        value = OPERATORS[symbol](left.value, right.value)
+    # Operators of one level group from the left, so an equal on the right is bracketed.
+    text = f"{left.at(binding)}{gap}{symbol}{gap}{right.at(binding + 1)}"
+    return Expression(
+        text, value, left.literals + right.literals, binding, left.plain and right.plain and symbol != "/"
+    )
+
+
+def bracketed(inner: Expression) -> Expression:
+    return Expression(f"({inner.text})", inner.value, inner.literals, ATOM, inner.plain)
+
+
+# Five small leaves keep every result that is no long fraction within what the tool shows.
+EXPRESSIONS = st.recursive(
+    st.builds(literal, st.integers(0, 9999), st.sampled_from(["", "", "1", "5", "05", "25"]), st.booleans()),
+    lambda inner: (
+        st.builds(joined, inner, st.sampled_from("+-*/"), inner, st.sampled_from(["", " "]))
+        | st.builds(negated, inner)
+        | st.builds(bracketed, inner)
+    ),
+    max_leaves=5,
+)
+
+
+def calculated(text: str) -> tuple[Reading, tuple[Fraction, ...]]:
+    """The calculator's value and the literals it read; (REFUSED, ()) if it refuses."""
+    try:
+        calculation = calculator.evaluate(text)
+    except calculator.CalculatorError:
+        return REFUSED, ()
+    return calculation.value, calculation.literals
+
+
+@check("TASK-03", broken="float_arithmetic")
+@settings(max_examples=300)
+@given(EXPRESSIONS)
+def test_the_calculator_computes_exactly(expression: Expression) -> None:
+    """An expression MUST evaluate to the exact value of its tree, and of Python's own reading where that applies."""
+    shown = REFUSED if expression.value == REFUSED else numbers.render(Fraction(expression.value))
+    assume(len(shown) <= MAX_RESULT_CHARS and len(expression.text) <= MAX_CHARS)
+    oracle = Fraction(simple_eval(expression.text)) if expression.plain else expression.value
+    expected = (expression.value, () if expression.value == REFUSED else expression.literals)
+
+    got = calculated(expression.text)
+
+    assert (got, got[0]) == (expected, oracle), explain(
+        subject=f"calculator({expression.text})",
+        expected=expected,
+        got=got,
+        cause="inexact arithmetic, or precedence or signs other than in arithmetic",
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("0,1+0,2", "0,3"),
+        ("1,5+2,5", "4"),
+        ("1.000*2", "2000"),
+        ("2--3", "5"),
+        ("\u22122*-3", "6"),
+        ("1/3*3", "1"),
+        ("1/3", "1/3"),
+        ("-7/2", "-3,5"),
+        (" 17 * (4 - 1) ", "51"),
+        ("2-3-4", "-5"),
+        ("12/3/2", "2"),
+    ],
+)
+def test_the_calculator_shows_a_plain_german_number(expression: str, shown: str) -> None:
+    assert calculator.evaluate(expression).text == shown
+
+
+HOSTILE = (
+    "__import__('os').system('id')", "().__class__.__bases__[0].__subclasses__()", "(1).__class__", "1..real",
+    "lambda: 1", "(lambda x: x)(1)", "[x for x in (1,2)]", "{1: 2}", "(x:=1)", "f'{1}'", "'a'*10**9", '"a"*1000000000',
+    "x", "e", "pi", "abs(1)", "round(1,5)", "max(1;2)", "print(1)", "a.b", "1 if 1 else 2", "1 and 2", "not 1", "1<2",
+    "1==1", "1;2", "1\n+1", "1#2", "1\\", "$1", "@", "~1", "!1", "5!", "1//2", "7%2", "1|1", "1^1", "1&1",
+    "2**3", "9**9**9", "((9**64)**64)**64", "10**1000*10**1000", "2^64", "0**-1", "pow(9;999999999)", "1<<99999999",
+    "1>>1", "9" * 5000, "9" * 199, "1+" + "9" * 197, "*".join(["999999999999999"] * 12), "1/" * 99 + "3",
+    "*".join(["0,00000000000001"] * 11), "/".join(["0,00000000000001"] * 11), "+".join(["1/7", "1/11", "1/13"] * 12),
+    "(" * 10_000 + "1" + ")" * 10_000, "(" * 99 + "1" + ")" * 99, "(" * 200, ")" * 200, "((1)", "(1))", "()", "-" * 200,
+    "--1", "+1", "1+", "*1", "1*", "1 2", "1+1" * 66, "1+" * 50_000 + "1", "1+" * 99 + "1", "1*" * 99 + "1",
+    "-1-" * 66 + "1", "1/0", "1/(1-1)", "1/0,0", "0/0", "1e308*10", "1e3", "1E5", "inf", "nan", "1_000", "0x1F",
+    "\uff11+\uff12", "٣+٣", "१*२", "²", "½+½", "1×2", "2÷1", "1\u00a0+\u00a01", "1\u202f000", "\ud800", "1+\x00", "",
+    " ", "\t" * 300, "," * 200, "." * 200, "1,5" * 60, "\u2212" * 150, "𝟙+𝟙", "1\u200b+1", "\ufeff1+1", "=1+1",
+)  # fmt: skip
+# Every refusal is one of these texts, so nothing of what was written can stand in it.
+CALCULATOR_REFUSALS = {
+    "Ausdruck zu lang",
+    "Ausdruck nicht lesbar",
+    "Ergebnis zu lang",
+    "Division durch null",
+    "Zahl zu lang",
+    "keine eindeutige Zahl",
+    "unerlaubtes Zeichen",
+    "zu viele Klammern",
+}
+
+
+@dataclass
+class Work:
+    """What evaluating a text took, counted, and what came of it."""
+
+    operations: int = 0
+    """Literals read and operations done on exact values."""
+    bits: int = 0
+    """Length of the longest value on the way."""
+    reply: str = ""
+
+    def fault(self) -> str:
+        """What is wrong with it, empty if nothing is."""
+        if self.operations > 2 * MAX_CHARS or self.bits > 8 * MAX_CHARS:
+            return f"{self.operations} operations on values of up to {self.bits} bits"
+        known = self.reply in CALCULATOR_REFUSALS or re.fullmatch(r"-?[0-9]+([,/][0-9]+)?", self.reply, re.ASCII)
+        return "" if known else f"the reply {self.reply[:80]!r}"
+
+
+def counted(text: str) -> Work:
+    """Evaluate a text with numbers that count what is done with them."""
+    work = Work()
+
+    def note(value: Fraction) -> Fraction:
+        work.operations += 1
+        work.bits = max(work.bits, abs(value.numerator).bit_length() + value.denominator.bit_length())
+        return counting_type(value)
+
+    def counting(name: str) -> Callable[..., Fraction]:
+        return lambda *operands: note(getattr(Fraction, name)(*operands))
+
+    names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg")
+    counting_type = type("Counting", (Fraction,), {f"__{name}__": counting(f"__{name}__") for name in names})
+    with pytest.MonkeyPatch.context() as patch:
+        parse_unsigned = calculator.parse_unsigned
+        patch.setattr(calculator, "parse_unsigned", lambda literal: note(parse_unsigned(literal)))
+        try:
+            calculation = calculator.evaluate(text)
+        except Exception as error:
+            work.reply = str(error) if isinstance(error, calculator.CalculatorError) else repr(error)
+        else:
+            work.operations = max(work.operations, calculation.steps)
+            work.reply = calculation.text
+    return work
+
+
+@check("TASK-04", broken="unlimited_length")
+@given(st.lists(st.text(max_size=300) | st.text("0123456789.,+-*/() \u2212", max_size=210), max_size=5))
+def test_no_text_costs_more_than_bounded_work(texts: list[str]) -> None:
+    """Whatever is written, the calculator MUST do at most 2 * MAX_CHARS operations and answer in its own words."""
+    works = {text: counted(text) for text in (*HOSTILE, *texts)}
+
+    faults = {text[:60]: work.fault() for text, work in works.items() if work.fault()}
+
+    assert not faults, explain(
+        subject="expressions that cost too much or were answered with something else",
+        expected="none",
+        got=faults,
+        cause="work starts before the text is known to be small, or an error repeats what was written",
+    )
+
+
+# --- Tasks -----------------------------------------------------------------------------------------
+
+
+@check("TASK-05", broken="shared_records")
+@settings(max_examples=20)
+@given(
+    st.fixed_dictionaries(
+        {
+            split: st.tuples(st.sampled_from(sorted(tasks.POOLS)), st.integers(0, 10**9 - 1), st.integers(0, 10**9 - 1))
+            for split in tasks.SPLIT_SHARES
+        }
+    )
+)
+def test_splits_share_neither_records_nor_quantities(draws: dict[str, tuple[str, int, int]]) -> None:
+    """Splits MUST share no record id and no quantities, whatever the seeds, and a run of tasks repeats no id."""
+    length = 250
+    owners: dict[object, set[str]] = {}
+    for split, (pool, seed, first) in draws.items():
+        for index in range(first, first + length):
+            task = tasks.make_task(split, seed, index, pool)
+            owners.setdefault(task.record_id, set()).add(split)
+            owners.setdefault(task.quantities, set()).add(split)
+
+    shared = [key for key, splits in owners.items() if len(splits) > 1]
+    records = sum(isinstance(key, str) for key in owners)
+
+    assert (shared, records) == ([], length * len(draws)), explain(
+        subject=f"{length} tasks of each split, drawn with (pool, seed, first index) {draws}",
+        expected=f"nothing shared and {length * len(draws)} different records",
+        got=f"{len(shared)} shared ({shared[:5]}) and {records} different records",
+        cause="a split is not a property of the record and the quantities themselves",
+    )
+
+
+@pytest.mark.parametrize("split", tasks.SPLIT_SHARES)
+def test_a_split_uses_each_of_its_records_once_before_it_repeats_one(split: str) -> None:
+    ids = [number for number in range(1000, 10_000) if tasks._split_of("record", number) == split]
+
+    drawn = [tasks.make_task(split, 7, index).record_id for index in range(len(ids))]
+
+    assert sorted(drawn) == [f"L-{number}" for number in ids]
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    [
+        "", "v1", "v1/train/43", "v1/train/43/0/0", "v1/train/043/0", "v1/train/-1/0", "V1/train/43/0", "v2/train/43/0",
+        "v1/eval/43/0", "v1/train/٤/0", "v1/train/43/0\n", " v1/train/43/0", "v1/train/1e3/0", "v1/train/1/9999999999",
+    ],
+)  # fmt: skip
+def test_a_task_id_in_another_form_names_no_task(task_id: str) -> None:
+    with pytest.raises(tasks.UnknownTask):
+        tasks.find_task(task_id)
+
+
+def task_digests() -> dict[str, str]:
+    """Digest of the first 50 tasks of each split in every pool, with all that is shown of them.
+
+    Its source runs in other interpreters too, hence the imports in the body.
+    """
+    import hashlib
+
+    from gyms.german.tasks import POOLS, SPLIT_SHARES, find_task
+    from gyms.german.tools import Call, as_json, observe
+
+    digests = {}
+    for split in SPLIT_SHARES:
+        lines = []
+        for task in (find_task(f"{pool}/{split}/43/{index}") for pool in sorted(POOLS) for index in range(50)):
+            look = observe(task, Call("lookup", as_json({"record_id": task.record_id})))
+            result = observe(task, Call("calculator", as_json({"expression": task.formula.write(task.quantities)})))
+            lines.append(repr((task.task_id, task.record_id, task.prompt, task.answer, tuple(look), tuple(result))))
+        digests[split] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return digests
+
+
+FIRST_TASKS = {
+    "sft": "580fa6281afe30e3e04c37190cbc330c842a584b8010e306df8b9e6de2c523f2",
+    "train": "2107499b6f2528b7f8408f2ecd66eea53c3aad03bbed7048ca61d6478c566788",
+    "dev": "623e0d8c18e1b0a95ccc44dbd3c86bfd29570581039ea29a612110867a1ea17d",
+    "test": "e5adeec0f222c9d199cc9e035a20e7ba88fe9c4711917f057d84a701a2e802e1",
+}
+
+
+def run_python(python: str, program: str, hash_seed: str) -> str | None:
+    """What a fresh interpreter prints, None if it does not run the program."""
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    return done.stdout if done.returncode == 0 else None
+
+
+def interpreters() -> list[str]:
+    """This interpreter and every other CPython 3.11 to 3.14 at hand."""
+    # pyenv's own folders stand first: its stubs on PATH start only the versions that are switched on.
+    path = os.pathsep.join([*map(str, Path.home().glob(".pyenv/versions/*/bin")), os.environ.get("PATH", "")])
+    found = [shutil.which(f"python3.{minor}", path=path) for minor in range(11, 15)]
+    name = "import sys; print(sys.implementation.name)"
+    return [sys.executable, *(python for python in found if python and run_python(python, name, "0") == "cpython\n")]
+
+
+@check("TASK-06", broken="salted_hash")
+def test_a_task_is_the_same_in_every_interpreter() -> None:
+    """A task id MUST name the same task, byte for byte, in every process, hash seed and Python version."""
+    program = f"{inspect.getsource(task_digests)}\nimport json\nprint(json.dumps(task_digests()))"
+    printed = {python: run_python(python, program, str(seed)) for seed, python in enumerate(interpreters(), start=1)}
+
+    got = {"this process": task_digests(), **{python: json.loads(text or "{}") for python, text in printed.items()}}
+
+    assert all(digests == FIRST_TASKS for digests in got.values()), explain(
+        subject="the first 50 tasks of each split in every pool, seed 43",
+        expected=FIRST_TASKS,
+        got=got,
+        cause="a draw depends on hash(), set order or a library function that changed, or the tasks were edited",
+    )
+
+
+# --- Episode ---------------------------------------------------------------------------------------
+
+
+def arguments(tool: str, value: str) -> str:
+    """The JSON text of a well-formed call's arguments."""
+    return json.dumps({tools.PARAMETERS[tool]: value}, ensure_ascii=False)
+
+
+def grouped(number: int) -> str:
+    return f"{number:,}".replace(",", ".")
+
+
+class EpisodeMachine(RuleBasedStateMachine):
+    """Random episodes beside a model of them that is written from the MUST text alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task = tasks.make_task("train", 0, 0)
+        self.episode = episode.Episode(self.task)
+        self.sent: list[tuple[tools.Call, tools.Observation]] = []
+        self.revealed: set[Fraction] = set()
+        self.right_record = self.foreign_record = self.right_value = False
+        self.verdict: verifier.Verdict | None = None
+        self.faults: list[str] = []
+
+    def compare(self, subject: str, expected: object, got: object) -> None:
+        if expected != got:
+            self.faults.append(f"{subject}: expected {expected}, got {got}")
+
+    def attempt(self, tool: str, text: str, call_id: str) -> tools.Observation | str:
+        try:
+            return self.episode.call(tool, text, call_id)
+        except (episode.EpisodeFinished, episode.CallConflict) as error:
+            return type(error).__name__
+
+    def send(self, tool: str, text: str) -> bool:
+        """Make a new call; True if the episode was still open for it."""
+        alone = episode.Episode(self.task).call(tool, text, "alone")
+        got = self.attempt(tool, text, f"call-{len(self.sent)}")
+        self.compare(f"observation of {tool}({text})", "EpisodeFinished" if self.verdict else alone, got)
+        if self.verdict is None:
+            self.sent.append((tools.Call(tool, text), alone))
+        return self.verdict is None
+
+    @initialize(pool=st.sampled_from(sorted(tasks.POOLS)), index=st.integers(0, 30))
+    def open(self, pool: str, index: int) -> None:
+        self.task = tasks.make_task("train", 0, index, pool)
+        self.episode = episode.Episode(self.task)
+
+    @rule()
+    def look_up_the_right_record(self) -> None:
+        if self.send("lookup", arguments("lookup", self.task.record_id)):
+            self.right_record = True
+            self.revealed.update(map(Fraction, self.task.quantities))
+
+    @rule(record_id=st.sampled_from(["L-1", "", "l-{}", "L-{} ", "L-{}0"]))
+    def look_up_another_record(self, record_id: str) -> None:
+        if self.send("lookup", arguments("lookup", record_id.format(self.task.record_id[2:]))):
+            self.foreign_record = True
+
+    @rule(data=st.data())
+    def calculate(self, data: st.DataObject) -> None:
+        known = [*self.task.quantities, self.task.answer, 1, 2]
+        numbers_drawn = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+        symbols = data.draw(st.lists(st.sampled_from("+-*"), min_size=4, max_size=4))
+        chain = "".join(f"{number}{symbol}" for number, symbol in zip(numbers_drawn, symbols, strict=False))[:-1]
+        self.calculate_text(data.draw(st.sampled_from([chain, self.task.formula.write(self.task.quantities)])))
+
+    def calculate_text(self, text: str) -> None:
+        literals, value = [Fraction(number) for number in re.findall("[0-9]+", text)], Fraction(simple_eval(text))
+        over_revealed = len(literals) > 1 and self.revealed.issuperset(literals)
+        if self.send("calculator", arguments("calculator", text)) and over_revealed:
+            self.revealed.add(value)
+            self.right_value = self.right_value or value == self.task.answer
+
+    @rule(tool=st.sampled_from(["lookup", "calculator", "finish", ""]), text=st.sampled_from(["", "{", "null", "[1]"]))
+    def call_wrongly(self, tool: str, text: str) -> None:
+        self.send(tool, text)
+
+    @rule(data=st.data(), conflicting=st.booleans())
+    def use_a_call_id_again(self, data: st.DataObject, conflicting: bool) -> None:
+        if self.sent:
+            number = data.draw(st.integers(0, len(self.sent) - 1))
+            call, seen = self.sent[number]
+            expected = "EpisodeFinished" if self.verdict else "CallConflict" if conflicting else seen
+            got = self.attempt(call.tool, call.arguments + " " * conflicting, f"call-{number}")
+            self.compare(f"call-{number} again, {conflicting=}", expected, got)
+
+    @rule(
+        answer=st.sampled_from(["{0}", "{0}", "{1}", " {0}\n", "{2}", "-{0}", "{0} Stück", "{0}.", "", None]),
+        truncated=st.booleans(),
+    )
+    def finish(self, answer: str | None, truncated: bool) -> None:
+        right = self.task.answer
+        stated = answer in ("{0}", "{1}", " {0}\n")
+        text = None if answer is None else answer.format(right, grouped(right), right + 1)
+        got = self.episode.finish(text, truncated)
+        if self.verdict is None:
+            self.verdict = got
+            strict = self.right_record and not self.foreign_record and self.right_value and stated
+            self.compare(f"strict success with the answer {text!r}", strict, got.strict)
+            again = episode.replay(self.task, self.episode.calls, text, truncated)
+            self.compare("replay", (tuple(seen for _, seen in self.sent), got), again)
+        self.compare("the same verdict object", True, got is self.verdict and self.episode.verdict is got)
+
+    @invariant()
+    def agrees_with_its_model(self) -> None:
+        self.compare("logged calls", tuple(call for call, _ in self.sent), self.episode.calls)
+        assert not self.faults, explain(
+            subject=f"an episode of {self.task.task_id}",
+            expected="the observations and the verdict that the MUST states",
+            got="; ".join(self.faults),
+            cause="state leaks between calls, a call id runs twice, or the verdict is not final",
+        )
+
+
+@check("TASK-07", broken="last_answer_wins")
+def test_an_episode_shows_what_was_called_and_ends_with_one_verdict() -> None:
+    """An observation MUST depend on task and call alone, a repeated call id run nothing, a verdict never change.
+
+    Strict success: the right record and only that record was looked up, a calculator call over revealed
+    numbers gave the right value after that, and the final message is exactly that number.
+    """
+    run_state_machine_as_test(EpisodeMachine, settings=settings(max_examples=80, stateful_step_count=25))
+
+
+def test_a_call_beyond_the_limit_is_refused_in_the_replay_too() -> None:
+    task = tasks.make_task("train", 0, 0)
+    look = tools.Call("lookup", arguments("lookup", task.record_id))
+    calls = [tools.Call("nachschlagen", "{}")] * episode.MAX_CALLS + [look, look]
+
+    observations, verdict = episode.replay(task, calls, str(task.answer))
+
+    refused = tools.Observation('{"fehler":"zu viele Aufrufe"}', is_error=True)
+    assert (observations[-2:], len(observations), verdict.outcome) == ((refused,) * 2, len(calls), "no_lookup")
+
+
+ANSWERS = {
+    "{plain}": "solved",
+    "{grouped}": "solved",
+    "{plain},0": "solved",
+    " \t{plain}\n": "solved",
+    "{next}": "wrong_answer",
+    "-{plain}": "wrong_answer",
+    "{plain}.": "malformed_answer",
+    "{plain} Stück": "malformed_answer",
+    "Antwort: {plain}": "malformed_answer",
+    "**{plain}**": "malformed_answer",
+    "{plain} oder {next}": "malformed_answer",
+    "{next}\n{plain}": "malformed_answer",
+    "{plain}\n{plain}": "malformed_answer",
+    "+{plain}": "malformed_answer",
+    "0{plain}": "malformed_answer",
+    "{plain}\u00a0": "malformed_answer",
+    "{plain}\r\n": "malformed_answer",
+    "\ufeff{plain}": "malformed_answer",
+    "{expression}": "malformed_answer",
+    " " * 200 + "{plain}": "malformed_answer",
+    "": "no_answer",
+    " \n": "no_answer",
+}
+
+
+@pytest.mark.parametrize(("form", "outcome"), ANSWERS.items())
+def test_the_final_message_is_the_number_and_nothing_else(form: str, outcome: str) -> None:
+    task = tasks.make_task("train", 0, 0, "canary")
+    expression = task.formula.write(task.quantities)
+    calls = [
+        tools.Call("lookup", arguments("lookup", task.record_id)),
+        tools.Call("calculator", arguments("calculator", expression)),
+    ]
+    right = task.answer
+    answer = form.format(plain=right, grouped=grouped(right), next=right + 1, expression=expression)
+
+    assert verifier.judge(task, calls, answer).outcome == outcome
+
+
+# Messages about a call that ran nothing. Closed and without digits: neither input nor facts fit in.
+CALL_REFUSALS = {
+    "unbekanntes Werkzeug",
+    "unbekannter Datensatz",
+    "Argumente zu lang",
+    "Argumente zu tief verschachtelt",
+    "Argumente sind kein JSON-Objekt",
+    "genau ein Text record_id erwartet",
+    "genau ein Text expression erwartet",
+}
+
+
+def malformed_calls(record_id: str) -> list[tools.Call]:
+    """Calls that must run nothing; repaired by whatever guess, most of them would show the record."""
+    right = f'{{"record_id":"{record_id}"}}'
+    number = record_id[2:]
+    broken = [
+        # Not JSON.
+        "", " ", "{", "}", right[:-1], right[:-2], right[1:], right[:-1] + ",}", right.replace('"', "'"), record_id,
+        right.replace('"record_id"', "record_id"), f"record_id={record_id}", f"```json\n{right}\n```", "NaN",
+        f"{right} danke", f"/* */{right}", f"{right}// ", right + right, f"{right}\n{right}", f"\ufeff{right}",
+        f"\u00a0{right}", right.replace("L-", "L\n-"), right.replace("L", "\\x4c"), "undefined", "True", "-Infinity",
+        # JSON, but no object with exactly the one text.
+        "null", "true", "4", "4.5", "1e999", "[]", "{}", '""', f'"{record_id}"', f'["{record_id}"]', f"[{right}]",
+        json.dumps(right), f'{{"id":"{record_id}"}}', f'{{"RECORD_ID":"{record_id}"}}',
+        f'{{"record_id ":"{record_id}"}}',
+        f'{{"":"{record_id}"}}', f'{{"record_id":["{record_id}"]}}', f'{{"record_id":{right}}}', '{"record_id":null}',
+        f'{{"record_id":{number}}}', '{"record_id":true}', '{"record_id":NaN}', '{"record_id":1e999}',
+        f'{{"record_id":"{record_id}","expression":"1"}}', f'{{"record_id":"{record_id}","format":NaN}}',
+        f'{{"arguments":{right}}}', f'{{"name":"lookup","arguments":{right}}}', '{"record_id":' + "9" * 1900 + "}",
+        # The same key twice, plain or escaped: which one counts is anybody's guess.
+        f'{{"record_id":"L-1","record_id":"{record_id}"}}', f'{{"record_id":"{record_id}","record_id":"{record_id}"}}',
+        f'{{"record_id":1,"record\\u005fid":"{record_id}"}}',
+        # Size and depth.
+        f'{{"record_id":"{record_id}"{" " * 10**6}}}', f'{{"record_id":"{"L" * 10**6}"}}', "[" * 1000 + "]" * 1000,
+        '{"record_id":' * 1000, '{"a":' * 1000 + right + "}" * 1000, "[" * 17 + right + "]" * 17,
+        # Another text than the record's id, however alike it looks.
+        '{"record_id":"L-Müller"}', '{"record_id":"L-Mu\u0308ller"}',
+        '{"record_id":"\\ud800"}', '{"record_id":"\ud800"}',
+        f'{{"record_id":"{record_id} "}}', f'{{"record_id":" {record_id}"}}', f'{{"record_id":"l-{number}"}}',
+        f'{{"record_id":"L\u2010{number}"}}', f'{{"record_id":"\uff2c-{number}"}}',
+        f'{{"record_id":"L-\u00ad{number}"}}',
+        f'{{"record_id":"L-{number}\\u0000"}}', f'{{"record_id":"L{number}"}}', f'{{"record_id":"{number}"}}',
+        '{"record_id":""}', '{"record_id":"../reward"}', '{"record_id":"*"}', '{"record_id":"L-%"}',
+    ]  # fmt: skip
+    sums = ['{"expression":"1+1"', '{"expression":2}', '{"expression":["1+1"]}', '{"expression":"1","expression":"2"}']
+    others = ["", "Lookup", "lookup ", "nachschlagen", "reset", "close", "__class__", "\ud800", "unknown", "l" * 10**6]
+    return [
+        *(tools.Call("lookup", text) for text in broken),
+        *(tools.Call("calculator", text) for text in (*sums, right, "{}", "null", '"1+1"', "1+1")),
+        *(tools.Call(tool, right) for tool in others),
+    ]
+
+
+@check("TASK-08", broken="repaired_arguments")
+def test_a_malformed_call_runs_nothing_and_gives_nothing_away() -> None:
+    """A malformed call MUST run no tool and be answered by one fixed error text as JSON."""
+    task = tasks.make_task("train", 0, 0)
+    calls = malformed_calls(task.record_id)
+
+    shown = {call: episode.Episode(task).call(call.tool, call.arguments, "1") for call in calls}
+
+    expected = {tools.Observation(tools.as_json({"fehler": text}), is_error=True) for text in CALL_REFUSALS}
+    faults = {
+        f"{call.tool[:20]!r} {call.arguments[:60]!r}": seen for call, seen in shown.items() if seen not in expected
+    }
+    assert not faults, explain(
+        subject="malformed calls that were answered by something else than a fixed error",
+        expected="none",
+        got=faults,
+        cause="the arguments were repaired and the tool was run, or the error repeats what it was given",
+    )
+
+
+OUTCOMES = {
+    "oracle": "solved",
+    "wrong": "wrong_answer",
+    "noop": "no_answer",
+    "malformed": "malformed_answer",
+    "spam": "foreign_record",
+    "foreign": "foreign_record",
+    "guess": "no_lookup",
+    "no_calculation": "no_calculation",
+}
+SCRIPTED_TASKS = [
+    f"{pool}/{split}/43/{index}" for pool in tasks.POOLS for split in tasks.SPLIT_SHARES for index in range(5)
+]
+
+
+@check("TASK-09", broken="costly_tries")
+def test_only_the_whole_path_earns_the_whole_reward_and_silence_earns_least() -> None:
+    """The oracle alone MUST reach the full reward, no near miss reaches it, and no try earns less than silence."""
+    expected, got = {}, {}
+    for task_id in SCRIPTED_TASKS:
+        scripts = GermanOrders().scripts(task_id)
+        verdicts = {
+            name: episode.replay(
+                tasks.find_task(task_id),
+                [tools.Call(call.tool, call.arguments) for call in script.calls],
+                script.answer,
+            )[1]
+            for name, script in scripts.items()
+        }
+        silence = verifier.shaped(verdicts["noop"])
+        for name, verdict in verdicts.items():
+            shaped = verifier.shaped(verdict)
+            # (outcome, reward, full shaped reward, at least what silence earns)
+            got[task_id, name] = (verdict.outcome, verdict.reward, shaped == 1.0, shaped >= silence)
+            whole = name == "oracle"
+            expected[task_id, name] = (OUTCOMES.get(name), float(whole), whole, True)
+
+    assert got == expected, explain(
+        subject="scripted episodes: (outcome, reward, full shaped reward, at least what silence earns)",
+        expected="as stated for each script",
+        got=differences(expected, got),
+        cause="a milestone pays like success, or a failed try costs more than doing nothing",
+    )
+
+
+# --- What must stay hidden -------------------------------------------------------------------------
+
+
+@st.composite
+def blind_episodes(draw: st.DrawFn) -> tuple[str, list[tools.Call]]:
+    """A task whose quantities cannot be hit by chance, and calls that are not its lookup."""
+    task_id = f"canary/{draw(st.sampled_from(sorted(tasks.SPLIT_SHARES)))}/{draw(st.integers(0, 99))}/0"
+    task = tasks.find_task(task_id)
+    values = (
+        st.text(max_size=20)
+        | st.from_regex(r"L-[1-9][0-9]{3}", fullmatch=True)
+        | st.text("0123456789,.+-*/()", max_size=20)
+        | EXPRESSIONS.map(lambda expression: expression.text)
+    ).filter(lambda value: value != task.record_id)
+    well_formed = st.sampled_from(sorted(tools.PARAMETERS)).flatmap(
+        lambda tool: values.map(lambda value: tools.Call(tool, arguments(tool, value)))
+    )
+    malformed = st.sampled_from(malformed_calls(task.record_id)) | st.builds(tools.Call, st.text(max_size=10), values)
+    return task_id, draw(st.lists(well_formed | malformed, min_size=1, max_size=15))
+
+
+@check("TASK-10", broken="telling_errors")
+@given(blind_episodes())
+def test_nothing_but_the_lookup_shows_the_record(blind: tuple[str, list[tools.Call]]) -> None:
+    """Prompt, tool schemas and the observations of any other call MUST hold no hidden quantity and no answer."""
+    task_id, calls = blind
+    orders, running = GermanOrders(), episode.Episode(tasks.find_task(task_id))
+
+    shown = [running.call(call.tool, call.arguments, str(number)).text for number, call in enumerate(calls)]
+
+    everything = "\n".join([json.dumps([orders.prompt(task_id), orders.tools], ensure_ascii=False), *shown])
+    leaked = [secret for secret in orders.secrets(task_id) if secret in everything]
+    assert not leaked, explain(
+        subject=f"all that a model sees of {task_id} without looking the record up",
+        expected="none of the secrets",
+        got=leaked,
+        cause="an error text, a schema or the question carries what only the record may show",
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file and the only packages, besides the standard library, that it may import."""
+
+    path: Path
+    own: str
+
+
+def foreign_imports(source: Source) -> list[str]:
+    """Modules that a file imports and may not."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source.path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # "from gyms import german" names the module in its second half.
+            names += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+    return [
+        name
+        for name in names
+        if name.split(".")[0] not in sys.stdlib_module_names and not f"{name}.".startswith(f"{source.own}.")
+    ]
+
+
+def own_sources() -> Sequence[Source]:
+    core = [Source(path, "gyms.german") for path in sorted((ROOT / "gyms/german").rglob("*.py"))]
+    return [*core, Source(ROOT / "gyms/base.py", "gyms"), Source(ROOT / "gyms/german_orders.py", "gyms")]
+
+
+@check("TASK-11", broken="package_in_the_core")
+def test_the_core_needs_nothing_but_the_standard_library() -> None:
+    """The core MUST import the standard library and itself only, so that it runs in every gym's environment."""
+    sources = own_sources()
+
+    foreign = {str(source.path.relative_to(ROOT)): foreign_imports(source) for source in sources}
+
+    assert not any(foreign.values()), explain(
+        subject="imports of the task core and the gym contract",
+        expected="sys.stdlib_module_names and gyms only",
+        got={path: names for path, names in foreign.items() if names},
+        cause="a package that a gym's own environment may lack, or with which it would disagree",
+    )

@@ -42,7 +42,7 @@ def check(check_id: str, *, broken: str) -> Callable[[Test], Test]:
 
     def register(test: Test) -> Test:
         must = " ".join((inspect.getdoc(test) or "").split("\n\n")[0].split())
-        where = f"{test.__module__}:{test.__qualname__}"
+        where = f"{test.__module__}:{test.__name__}"
         known = REGISTRY.get(check_id)
         if not _ID.fullmatch(check_id):
             raise ValueError(f"check id {check_id!r}: write it like NEMO-S-01")

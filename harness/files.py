@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds ``gyms``, ``harness`` and ``qualification``."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file so that no reader, not even after a crash, sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -21,7 +21,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes the file private; what a run leaves is for others to read.
-        os.chmod(name, 0o644)
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

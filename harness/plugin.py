@@ -295,7 +295,9 @@ class Recorder:
         for gym in _selected_gyms(config):
             try:
                 stack = find_stack(gym)
-                lines.append(f"{gym}: CPython {stack.version}" + (f"; deviation: {stack.deviation}" * bool(stack.deviation)))
+                lines.append(
+                    f"{gym}: CPython {stack.version}" + (f"; deviation: {stack.deviation}" * bool(stack.deviation))
+                )
             except HarnessError as error:
                 lines.append(f"{gym}: {error}")
         return lines
@@ -335,8 +337,8 @@ class Recorder:
             terminalreporter.line(f"{record.id:<12} {_WORDS[record.outcome]:<13}{record.duration_s:>8.2f} s{defect}")
         for deviation in written.deviations:
             terminalreporter.line(f"deviation: {deviation}")
-        good = written.verdict.qualified
-        terminalreporter.line(_verdict_line(written), green=good, red=not good)
+        colour = {"green": written.verdict.qualified, "red": bool(written.registered and written.verdict.reasons)}
+        terminalreporter.line(_verdict_line(written), **colour)
         terminalreporter.line(f"manifest: {self._run.folder / manifest.MANIFEST}")
 
 
@@ -350,8 +352,10 @@ def _verdict_line(written: manifest.RunManifest) -> str:
         return f"SELF-TEST: {flagged} of {len(written.checks)} cases as they must be" + "".join(
             f"; {reason}" for reason in verdict.reasons
         )
+    if not written.registered:
+        return "no gym was examined, so nothing is qualified"
     ran = len({record.id for record in written.checks if record.gym})
-    gyms = ", ".join(sorted(written.registered)) or "no gym"
+    gyms = ", ".join(sorted(written.registered))
     if verdict.qualified:
         return f"QUALIFIED: {gyms}, {ran} checks passed"
     return f"NOT QUALIFIED: {'; '.join(verdict.reasons)}"

@@ -195,15 +195,17 @@ def free_ports() -> Iterator[int]:
 
 def require_free(port: int) -> None:
     """Raise HarnessError, naming the holder where it can be seen, if ``port`` is taken or not a port."""
+    if not 1 <= port <= 65535:
+        raise HarnessError(f"port {port} does not exist; name one from 1024 to 65535")
     try:
         with socket.socket() as probe:
             # As servers do, so that connections of the last one in TIME_WAIT are no obstacle.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((LOOPBACK, port))
-    except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise HarnessError(f"port {port} is taken{_holder(port)}; stop it or name another port") from None
-        raise HarnessError(f"port {port} cannot be used ({error}); name one from 1024 to 65535") from None
+        raise HarnessError(f"port {port} cannot be used ({error.strerror}); name another port") from None
 
 
 def _holder(port: int) -> str:
@@ -233,9 +235,7 @@ def _spawn(name: str, port: int, launch: Launch, owner: Owner, folder: Path) -> 
     return Server(name, port, process, log, mark)
 
 
-def _wait_until_ours(
-    server: Server, identify: Callable[[Server], tuple[str, int]], nonce: str, limit_s: float
-) -> bool:
+def _wait_until_ours(server: Server, identify: Callable[[Server], tuple[str, int]], nonce: str, limit_s: float) -> bool:
     """Wait until the server is ready and ours. False: somebody else holds the port. Raises ServerFailed."""
     deadline = time.monotonic() + limit_s
     while not _listens(server):

@@ -39,26 +39,43 @@ def start_nemo(
     folder: Path,
     *,
     entry: Path | None = None,
+    secret: str | None = None,
     ports: Iterable[int] | None = None,
     **settings: Any,
 ) -> NemoService:
     """Start a NeMo resources server; ``settings`` are fields of NemoSettings. Raises ServerFailed."""
-    secret = secrets.token_hex(32)
+    secret = secret or secrets.token_hex(32)
+    server = _start(stack, subject, owner, folder, entry or subject.nemo_entry, secret, ports, settings)
+    answer = _ask_identity(server, secret)
+    return NemoService(server, secret, read_identity(answer["identity"]), answer["process"])
 
+
+def start_trivial_nemo(stack: Stack, subject: Subject, owner: Owner, folder: Path) -> Server:
+    """Start upstream's base class with one trivial tool, the reference of benchmarks. Raises ServerFailed."""
+    entry = subject.nemo_entry.parent / "tests" / "trivial_app.py"
+    return _start(stack, subject, owner, folder, entry, "", None, {})
+
+
+def _start(
+    stack: Stack,
+    subject: Subject,
+    owner: Owner,
+    folder: Path,
+    entry: Path,
+    secret: str,
+    ports: Iterable[int] | None,
+    settings: dict[str, Any],
+) -> Server:
     def launch(port: int) -> Launch:
         chosen = NemoSettings(port=port, nonce=owner.nonce, secret=secret, **settings)
-        return Launch(
-            (stack.python, "-P", str(entry or subject.nemo_entry)),
-            {**chosen.environment(), "PYTHONPATH": str(subject.python_path)},
-        )
+        environment = {**chosen.environment(), "PYTHONPATH": str(subject.python_path)}
+        return Launch((stack.python, "-P", str(entry)), environment)
 
     def identify(server: Server) -> tuple[str, int]:
         process = _ask_identity(server, secret)["process"]
         return process["nonce"], process["pid"]
 
-    server = start_server("nemo", launch, identify, owner=owner, folder=folder, ports=ports)
-    answer = _ask_identity(server, secret)
-    return NemoService(server, secret, read_identity(answer["identity"]), answer["process"])
+    return start_server("nemo", launch, identify, owner=owner, folder=folder, ports=ports)
 
 
 def read_identity(fields: dict[str, Any]) -> GymIdentity:

@@ -4,15 +4,19 @@ An edit during a run cannot leak in, our packages cannot shadow upstream's modul
 evidence are those of files that are still there to be looked at.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy2, copytree, ignore_patterns
 
+from gyms import loaded
+from gyms.nemo import rows
 from gyms.nemo.launch import ENTRYPOINT
-from harness.files import ROOT
+from harness.files import ROOT, write_atomically
 
 _IGNORED = ignore_patterns("__pycache__", "*.pyc")
-_NEMO_PARTS = ("app.py", "task_data.py", "requirements.txt", "README.md", "configs", "data", "tests")
+_NEMO_PARTS = ("app.py", "task_data.py", "requirements.txt", "README.md", "configs", "tests")
+_EXAMPLE_TASKS = tuple(f"v1/dev/0/{index}" for index in range(5))
 
 
 @dataclass(frozen=True)
@@ -44,4 +48,8 @@ def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
             copytree(source, project / part, ignore=_IGNORED)
         else:
             copy2(source, project / part)
+    # Written here and not committed: a row names the digest of the core it was made for.
+    core = loaded.core_on_disk(subject.python_path / "gyms")
+    lines = [json.dumps(rows.row(task, core), ensure_ascii=False) for task in _EXAMPLE_TASKS]
+    write_atomically(project / "data" / "example.jsonl", ("\n".join(lines) + "\n").encode())
     return subject

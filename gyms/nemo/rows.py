@@ -28,3 +28,13 @@ def row(task_id: str, core: str) -> dict[str, Any]:
         "responses_create_params": {"input": find_task(task_id).prompt, "tools": list(TOOLS)},
         **task_fields(task_id, core),
     }
+
+
+def typed_seed(task_id: str, core: str, session_id: str) -> dict[str, Any]:
+    """Return the typed ``/seed_session`` body under a caller-assigned session id."""
+    return {
+        "resources_session_id": session_id,
+        "episode_id": {"rollout_id": session_id, "attempt": 0},
+        "task_id": {"taskset": "german_orders", "task_id": task_id},
+        "task_data": task_fields(task_id, core),
+    }

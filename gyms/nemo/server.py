@@ -47,7 +47,7 @@ from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
 from gyms.nemo import rows, upstream
 from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S, SECRET_HEADER
-from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id, session_lost
+from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
 from gyms.nemo.trajectory import Trajectory, read_trajectory
 
 STATUS = {
@@ -234,9 +234,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         except ValidationError:
             return self._observe(request, "close_session", text)
         self._sessions.close(body.resources_session_id)
-        return JSONResponse(
-            ResourcesCloseSessionResponse(resources_session_id=body.resources_session_id).model_dump()
-        )
+        return JSONResponse(ResourcesCloseSessionResponse(resources_session_id=body.resources_session_id).model_dump())
 
     async def aggregate_metrics(self, request: Request) -> Response:  # type: ignore[override]
         """Aggregate verify responses for upstream's collector, which has no session; a model's call has one."""

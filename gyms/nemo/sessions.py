@@ -48,6 +48,7 @@ class ServedSession:
         self.calls += 1
         try:
             if self.fail_next:
+                self.fail_next = False
                 raise RuntimeError("injected fault")
             return self.episode.call(tool, arguments, call_id or f"call-{self.calls}")
         except (CallConflict, EpisodeFinished) as error:

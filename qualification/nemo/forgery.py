@@ -27,5 +27,10 @@ def upstream_cookies(session_id: str, names: Iterable[str]) -> dict[str, str]:
     return {name: signed.decode() for name in {secret, *names}}
 
 
+def tampered(cookie: str) -> str:
+    """Return a signed cookie with its last character changed."""
+    return cookie[:-1] + ("A" if cookie[-1] != "A" else "B")
+
+
 def _base64(data: bytes) -> bytes:
     return urlsafe_b64encode(data).rstrip(b"=")

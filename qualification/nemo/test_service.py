@@ -8,6 +8,7 @@ import asyncio
 import subprocess
 import time
 from base64 import b64decode
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ from harness.services import NemoService
 from harness.stage import stage
 from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
-from qualification.nemo.wire import NativeRollout, Wire
+from qualification.nemo.wire import NativeRollout, Wire, replayed
 from qualification.scenarios import HOSTILE_BODIES
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
@@ -112,7 +113,7 @@ def test_only_the_right_path_is_rewarded(nemo: Wire, orders: GermanOrders, evide
 
 @check("NEMO-S-04", broken="seed_returns_the_record")
 def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
-    """No byte served before the right lookup MUST hold a quantity or the answer, in body, header or cookie."""
+    """Bytes served before the right lookup MUST NOT hold a quantity or the answer, in body, header or cookie."""
     rollout = NativeRollout(nemo, CANARY)
     rollout.seed()
     for path in ("/openapi.json", "/docs", "/healthz", "/reverify_mode", "/lookup", "/nowhere"):
@@ -124,13 +125,14 @@ def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: Germ
     cookies = [b64decode(cookie.split(".")[0] + "==") for cookie in nemo.http.cookies.values()]
     before = b"\n".join([*nemo.served, *cookies])
     rollout.call(orders.scripts(CANARY)["oracle"].calls[0])
-    found = {secret: (secret.encode() in before, secret.encode() in nemo.served[-1]) for secret in _plain(orders)}
+    leaked = [secret for secret in orders.secrets(CANARY) if secret.encode() in before]
+    revealed = [secret for secret in orders.secrets(CANARY) if secret.encode() in nemo.served[-1]]
     evidence.attach("served_before_lookup.bin", before)
-    evidence.measure(bytes_searched=len(before), answers=len(nemo.served) - 1)
-    assert set(found.values()) == {(False, True)}, explain(
-        subject="canary quantities (in the bytes before lookup, in lookup's own)",
-        expected="(False, True) for each",
-        got=found,
+    evidence.measure(bytes_searched=len(before), answers=len(nemo.served) - 1, revealed_by_lookup=len(revealed))
+    assert (leaked, bool(revealed)) == ([], True), explain(
+        subject="hidden numbers in the bytes before lookup; whether lookup's own answer holds any",
+        expected=([], True),
+        got=(leaked, revealed),
         cause="an answer other than lookup's carries the record",
     )
 
@@ -185,24 +187,23 @@ def test_a_lost_session_is_never_an_empty_one(
     """A missing, forged, foreign or closed session MUST be refused as lost; nothing is created, nothing rewarded."""
     closed, foreign, valid = nemo.rollout(TASK), Wire(small_service).rollout(TASK), nemo.rollout(TASK)
     closed.close()
-    foreign.wire.http.base_url = nemo.http.base_url
+    foreign.close()
+    cookies = dict(valid.wire.http.cookies)
     jars = {
         "missing": {},
         "closed": dict(closed.wire.http.cookies),
         "foreign": dict(foreign.wire.http.cookies),
-        "forged with upstream's guessable secret": forgery.upstream_cookies(valid.session_id, valid.wire.http.cookies),
-        "tampered": {name: f"{value[:-1]}{'A' if value[-1] != 'A' else 'B'}" for name, value in valid.wire.http.cookies.items()},
+        "forged with upstream's guessable secret": forgery.upstream_cookies(valid.session_id, cookies),
+        "tampered": {name: forgery.tampered(value) for name, value in cookies.items()},
     }
     opened_before = nemo.state()["opened"]
     answers = {}
-    for name, cookies in jars.items():
-        with httpx.Client(base_url=service_url(nemo), cookies=cookies, trust_env=False) as stranger:
+    for name, jar in jars.items():
+        with httpx.Client(base_url=nemo.http.base_url, cookies=jar, trust_env=False) as stranger:
             call = stranger.post("/lookup", content=_path(orders)[0].arguments)
             verdict = stranger.post("/verify", json=valid.verify_body("1"))
-        answers[name] = [(each.status_code, each.json().get("kind"), "reward" in each.json()) for each in (call, verdict)]
+        answers[name] = [(each.status_code, _kind(each), b'"reward"' in each.content) for each in (call, verdict)]
     made = nemo.state()["opened"] - opened_before
-    foreign.wire.http.base_url = small_service.server.url
-    foreign.close()
     evidence.attach("answers.json", answers)
     expected = {name: [(404, "session_lost", False)] * 2 for name in jars}
     assert (answers, made) == (expected, 0), explain(
@@ -252,7 +253,9 @@ def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrd
     shown = list(zip(*asyncio.run(interleave()), strict=True))
     verdicts = [rollout.verify(script.answer).json() for rollout, script in zip(rollouts, scripts, strict=True)]
     replays = [orders.replay(task, script.calls, script.answer) for task, script in zip(tasks, scripts, strict=True)]
-    seen = [(*texts, verdict["reward"], verdict["errors"]) for texts, verdict in zip(shown, verdicts, strict=True)]
+    seen = [
+        (*texts, verdict.get("reward"), verdict.get("errors")) for texts, verdict in zip(shown, verdicts, strict=True)
+    ]
     expected = [(*(o.text for o in r.observations), r.verdict.reward, r.verdict.parts["errors"]) for r in replays]
     evidence.attach("sessions.json", {"seen": seen, "expected": expected})
     assert seen == expected, explain(
@@ -269,13 +272,16 @@ def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence
     wire = Wire(small_service)
     _wait_for(lambda: wire.state()["open"] == 0, limit_s=10)
     rollouts = [NativeRollout(Wire(small_service), TASK) for _ in range(5)]
-    seen = {"up to capacity": [rollout.seed().status_code for rollout in rollouts[:3]]}
+    admitted = [rollout.seed().status_code for rollout in rollouts[:3]]
     refused = rollouts[3].seed()
-    seen["one more"] = (refused.status_code, refused.json().get("kind"))
     rollouts[0].close()
-    seen["after a close"] = rollouts[4].seed().status_code
-    seen["abandoned expire"] = _wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
-    seen["late call"] = rollouts[1].call(ToolCall("lookup", "{}")).status_code
+    seen = {
+        "up to capacity": admitted,
+        "one more": (refused.status_code, _kind(refused)),
+        "after a close": rollouts[4].seed().status_code,
+        "abandoned expire": _wait_for(lambda: wire.state()["open"] == 0, limit_s=8),
+        "late call": rollouts[1].call(ToolCall("lookup", "{}")).status_code,
+    }
     evidence.measure(state=wire.state())
     expected = {
         "up to capacity": [200, 200, 200],
@@ -295,17 +301,12 @@ def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence
 @check("NEMO-S-11", broken="fault_is_forgotten")
 def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """Observations and reward MUST equal the independent replay, and a service fault MUST stick and mask."""
-    disagreements = []
-    for task in (TASK, "v1/train/43/1", "extended/dev/0/0"):
-        for name, script in orders.scripts(task).items():
-            rollout = nemo.rollout(task)
-            verdict = rollout.play(script)
-            replay = orders.replay(task, script.calls, script.answer)
-            served = [item["output"] for item in rollout.output if "output" in item]
-            sent = [o.text for o, c in zip(replay.observations, script.calls, strict=True) if c.arguments != "{"]
-            parts = {part: verdict[part] for part in replay.verdict.parts}
-            if (served, verdict["reward"], parts) != (sent, replay.verdict.reward, dict(replay.verdict.parts)):
-                disagreements.append(f"{task} {name}")
+    disagreements = [
+        f"{task} {name}"
+        for task in (TASK, "v1/train/43/1", "extended/dev/0/0")
+        for name, script in orders.scripts(task).items()
+        if nemo.rollout(task).outcome_of(script) != replayed(orders.replay(task, script.calls, script.answer), script)
+    ]
     faulty = nemo.rollout(TASK)
     nemo.bridge("fault", session_id=faulty.session_id)
     statuses = [faulty.call(call).status_code for call in (*_path(orders), *_path(orders))]
@@ -325,16 +326,15 @@ def _path(orders: GermanOrders) -> tuple[ToolCall, ...]:
     return orders.scripts(TASK)["oracle"].calls
 
 
-def _plain(orders: GermanOrders) -> list[str]:
-    # The answer and grouped forms are never shown by lookup itself, so they are searched before it only.
-    return [secret for secret in orders.secrets(CANARY)[::2]][:4]
+def _kind(answer: httpx.Response) -> str | None:
+    """Return the kind of infrastructure failure that an answer names."""
+    try:
+        return answer.json().get("kind")
+    except ValueError:
+        return None
 
 
-def service_url(wire: Wire) -> str:
-    return wire.service.server.url
-
-
-def _wait_for(reached, limit_s: float) -> bool:
+def _wait_for(reached: Callable[[], bool], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
     while not reached():
         if time.monotonic() > deadline:

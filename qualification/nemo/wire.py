@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gyms.base import Script, ToolCall
+from gyms.base import Replay, Script, ToolCall
 from gyms.nemo import rows
 from harness.services import NemoService
 
@@ -69,12 +69,7 @@ class NativeRollout:
 
     def seed_body(self, core: str | None = None) -> dict[str, Any]:
         """Return the typed seed body."""
-        return {
-            "resources_session_id": self.session_id,
-            "episode_id": {"rollout_id": self.session_id, "attempt": 0},
-            "task_id": {"taskset": "german_orders", "task_id": self.task_id},
-            "task_data": rows.task_fields(self.task_id, core or self.core),
-        }
+        return rows.typed_seed(self.task_id, core or self.core, self.session_id)
 
     def seed(self) -> httpx.Response:
         """Open the session under a caller-assigned id."""
@@ -117,32 +112,46 @@ class NativeRollout:
 
     def close(self) -> httpx.Response:
         """Close the session by its id."""
-        episode = {"rollout_id": self.session_id, "attempt": 0}
-        return self.wire.http.post(
-            "/close_session", json={"resources_session_id": self.session_id, "episode_id": episode}
-        )
+        named = {key: self.seed_body()[key] for key in ("resources_session_id", "episode_id")}
+        return self.wire.http.post("/close_session", json=named)
 
     def play(self, script: Script) -> dict[str, Any]:
         """Play a scripted episode to its verdict; return the verify response as JSON."""
         for call in script.calls:
-            # Upstream's agent answers what it cannot decode by itself; the server never sees it.
-            if _decodes(call.arguments):
+            if decodes(call):
                 self.call(call)
             else:
+                number = f"call_{len(self.output)}"
                 self.output.append(
-                    {
-                        "type": "function_call",
-                        "call_id": f"call_{len(self.output)}",
-                        "name": call.tool,
-                        "arguments": call.arguments,
-                    }
+                    {"type": "function_call", "call_id": number, "name": call.tool, "arguments": call.arguments}
                 )
         return self.verify(script.answer).json()
 
+    def outcome_of(self, script: Script) -> dict[str, Any]:
+        """Play a scripted episode; return what was shown and what it was worth."""
+        verdict = self.play(script)
+        shown = [item["output"] for item in self.output if item["type"] == "function_call_output"]
+        keys = ("reward", "strict", "outcome", "lookup", "calculation", "answer", "errors")
+        return {"shown": shown, **{key: verdict.get(key) for key in keys}}
 
-def _decodes(arguments: str) -> bool:
+
+def replayed(replay: Replay, script: Script) -> dict[str, Any]:
+    """Return what ``outcome_of`` must return, by the independent replay."""
+    shown = [seen.text for seen, call in zip(replay.observations, script.calls, strict=True) if decodes(call)]
+    verdict = replay.verdict
+    return {
+        "shown": shown,
+        "reward": verdict.reward,
+        "strict": verdict.strict,
+        "outcome": verdict.outcome,
+        **verdict.parts,
+    }
+
+
+def decodes(call: ToolCall) -> bool:
+    """Whether upstream's agent sends the call; what it cannot decode it answers itself."""
     try:
-        json.loads(arguments)
+        json.loads(call.arguments)
     except ValueError:
         return False
     return True

@@ -1,0 +1,152 @@
+"""Commands beside pytest: set up stacks, serve a gym by hand, verify a run, measure speed."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S
+from harness import __version__, bench, manifest, stacks
+from harness.errors import HarnessError, ServerFailed
+from harness.files import write_atomically
+from harness.process import Owner, require_free
+from harness.services import start_nemo
+from harness.stage import stage
+
+BENCHES: dict[str, Callable[[bench.Say], list[bench.Figure]]] = {"nemo": bench.bench_nemo}
+
+_console = Console(highlight=False, soft_wrap=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 a claim or goal does not hold, 2 it could not be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except HarnessError as error:
+        print(f"{options.name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{options.name}: interrupted; run it again, nothing half-made is used", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"gymqual {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        added.set_defaults(command=run, name=name)
+        return added
+
+    setup = command("setup", _setup, "build the locked environment of a gym, unless it is there")
+    setup.add_argument("gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="default: all")
+
+    serve = command("serve", _serve, "start a gym's service by hand; Ctrl-C ends it")
+    serve.add_argument("gym", choices=list(stacks.STACKS))
+    serve.add_argument("--port", type=int, required=True, help="loopback port")
+    serve.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY, help="open sessions at most (%(default)s)")
+    serve.add_argument(
+        "--session-ttl",
+        type=float,
+        default=DEFAULT_SESSION_TTL_S,
+        metavar="SECONDS",
+        help="a session without a call for so long is abandoned (%(default)s)",
+    )
+
+    verify = command("verify", _verify, "recompute everything a run directory claims, offline")
+    verify.add_argument("directory", type=Path)
+
+    measure = command("bench", _bench, "measure speed as ratios against upstream; exit 1 if a goal is missed")
+    measure.add_argument("subject", choices=list(BENCHES))
+    return parser
+
+
+def _setup(options: argparse.Namespace) -> int:
+    for gym in stacks.STACKS if options.gym == "all" else [options.gym]:
+        with _console.status(f"{gym}: looking for its stack") as status:
+
+            def say(text: str) -> None:
+                status.update(text)
+                if not _console.is_terminal:
+                    _console.print(text)
+
+            stack = stacks.set_up(gym, say)
+        deviation = f"; deviation: {stack.deviation}" if stack.deviation else ""
+        _console.print(f"{gym}: ready, CPython {stack.version}, {Path(stack.python).parent.parent}{deviation}")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if options.capacity < 1:
+        raise HarnessError(f"--capacity {options.capacity} must be at least 1")
+    if options.session_ttl <= 0:
+        raise HarnessError(f"--session-ttl {options.session_ttl} must be more than 0 seconds")
+    require_free(options.port)
+    stack = stacks.find_stack(options.gym)
+    # SIGTERM ends it like Ctrl-C, so that the server is stopped and the folder removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    secret_file = stacks.cache_folder().parent / "serve" / f"{options.port}.secret"
+    owner = Owner()
+    try:
+        with tempfile.TemporaryDirectory(prefix="gymqual-serve-") as folder:
+            served = start_nemo(
+                stack,
+                stage(Path(folder) / "subject"),
+                owner,
+                Path(folder) / "server",
+                secret=os.environ.get("GYMQUAL_BRIDGE_SECRET"),
+                ports=[options.port],
+                capacity=options.capacity,
+                session_ttl_s=options.session_ttl,
+            )
+            write_atomically(secret_file, served.secret.encode(), mode=0o600)
+            identity = served.identity
+            _console.print(f"{options.gym}: serving {served.server.url}, pid {served.server.pid}")
+            _console.print(f"{identity.upstream} on {identity.python}, core {identity.core[:16]}; Ctrl-C ends it")
+            _console.print(f"bridge secret in {secret_file}")
+            while served.server.alive:
+                time.sleep(0.2)
+            raise ServerFailed(
+                f"the server ended with {served.server.exit_code}; its log ends:\n{served.server.log_tail()}"
+            )
+    except KeyboardInterrupt:
+        _console.print(f"{options.gym}: stopped")
+        return 0
+    finally:
+        owner.close()
+        secret_file.unlink(missing_ok=True)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    claims = manifest.verify(options.directory)
+    for line in claims.lines:
+        print(line)
+    return 1 if claims.broken else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    with _console.status("") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not _console.is_terminal:
+                _console.print(text)
+
+        figures = BENCHES[options.subject](say)
+    for figure in figures:
+        goal = f"{figure.value:8.3f} {figure.unit}, goal <= {figure.bound:g}"
+        _console.print(f"{'met   ' if figure.met else 'MISSED'}  {figure.name:<48} {goal:<32} {figure.note}".rstrip())
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

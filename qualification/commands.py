@@ -1,0 +1,32 @@
+"""Running the product's own commands the way a user does: as processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.files import ROOT
+
+LIMIT_S = 240
+
+
+def harness(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``python -m harness`` to its end."""
+    return _run([sys.executable, "-m", "harness", *map(str, arguments)], environment)
+
+
+def pytest_run(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run pytest to its end."""
+    return _run([sys.executable, "-m", "pytest", "-q", *map(str, arguments)], environment)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )

@@ -1,0 +1,56 @@
+"""The tests of a throw-away project; a copy of this file is run by a pytest that will be ended."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.files import write_atomically
+from harness.process import Server
+from harness.run import Run
+from qualification.lifecycle.tiny import ask, start_tiny
+
+WAIT_S = 240
+"""Longer than any ending takes to come, and bounded."""
+
+# As in a terminal: a job in the background inherits that these are ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(params=["polite", "deaf"])
+def server(run: Run, request: pytest.FixtureRequest) -> Server:
+    """A server that is nobody's to stop, told of in ``started.json``."""
+    started = start_tiny(run.owner, run.folder / run.mine("servers"), request.param)
+    daemon = ask(started)["daemon"]
+    told = {
+        "nonce": run.owner.nonce,
+        "tester": os.getpid(),
+        "pids": [started.pid, daemon["pid"]],
+        "ports": [started.port, daemon["port"]],
+    }
+    write_atomically(Path(__file__).with_name("started.json"), json.dumps(told).encode())
+    return started
+
+
+def test_passes(server: Server) -> None:
+    """End normally and leave the server to the run."""
+
+
+def test_fails(server: Server) -> None:
+    """Fail."""
+    pytest.fail("as it must")
+
+
+def test_stops_its_server(server: Server) -> None:
+    """Stop the server, as a careful fixture does."""
+    server.stop(grace_s=0.5)
+
+
+def test_waits(server: Server) -> None:
+    """Wait to be ended."""
+    for _ in range(WAIT_S * 10):
+        time.sleep(0.1)

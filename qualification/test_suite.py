@@ -1,0 +1,104 @@
+"""The suite itself: complete, able to fail, isolated, and what it says of itself is true."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+
+import qualification.__main__ as catalogue
+from harness import manifest
+from harness.checks import REGISTRY, explain
+from harness.files import ROOT
+from harness.stacks import STACKS, find_stack
+from qualification.broken import german
+
+pytestmark = pytest.mark.self_test
+
+GYM_SDKS = ("nemo_gym", "ray", "vllm", "openenv", "verifiers")
+
+
+def test_the_readme_lists_the_registry() -> None:
+    """The README's table MUST be the registry, word for word."""
+    table = catalogue.table()
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), explain(
+        subject="table of documented checks in README.md",
+        expected=table,
+        got="another table",
+        cause="a check changed; paste what `python -m qualification` prints",
+    )
+
+
+def test_the_committed_schema_is_the_models() -> None:
+    """``reports/schema/manifest.schema.json`` MUST be the schema of the manifest that is written."""
+    committed = (ROOT / "reports/schema/manifest.schema.json").read_bytes()
+    assert committed == manifest.schema(), explain(
+        subject="reports/schema/manifest.schema.json",
+        expected="what harness.manifest.schema() returns",
+        got="another schema",
+        cause="the manifest's models changed; write the schema again",
+    )
+
+
+def test_every_check_asserts_once_and_names_a_known_defect() -> None:
+    """A documented check MUST hold exactly one assertion, and a broken subject it can be tried against."""
+    catalogue.table()
+    switched = (ROOT / "qualification/broken/nemo_app.py").read_text(encoding="utf-8")
+    wrong = []
+    for check in REGISTRY.values():
+        module, _, name = check.test.partition(":")
+        body = ast.parse(inspect.getsource(getattr(import_module(module), name)))
+        asserts = sum(isinstance(node, ast.Assert) for node in ast.walk(body))
+        known = check.broken in german.DEFECTS or f'"{check.broken}"' in switched
+        # A state machine asserts in its rules and is run by one call.
+        if (asserts != 1 and "run_state_machine_as_test" not in ast.dump(body)) or not known:
+            wrong.append((check.id, f"{asserts} assertions", check.broken if not known else "defect known"))
+    assert wrong == [], explain(
+        subject="documented checks",
+        expected="one assertion each, with explain(), and a defect in qualification/broken",
+        got=wrong,
+        cause="a check examines two things, or has never been seen to fail",
+    )
+
+
+def test_the_plugin_loads_no_torch() -> None:
+    """Importing the plugin MUST NOT load torch: qualifying a gym without training needs none."""
+    question = "import sys, harness.plugin; print('torch' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", question], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout.strip() == "False", explain(
+        subject="torch after importing harness.plugin in a fresh process",
+        expected="False",
+        got=answer.stdout.strip(),
+        cause="a module of the harness imports the trainer",
+    )
+
+
+def test_the_checks_environment_holds_no_gym_sdk() -> None:
+    """The environment of checks and trainer MUST NOT hold a gym SDK."""
+    found = [name for name in GYM_SDKS if find_spec(name) is not None]
+    assert found == [], explain(
+        subject="gym SDKs importable beside the checks",
+        expected=[],
+        got=found,
+        cause="something was installed into the wrong environment",
+    )
+
+
+@pytest.mark.parametrize("gym", [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in STACKS])
+def test_a_stack_holds_no_torch_and_nothing_of_ours(gym: str) -> None:
+    """A gym's environment MUST NOT hold torch, nor any of our packages."""
+    question = "from importlib.util import find_spec as f; print([n for n in ('torch', 'harness', 'gyms') if f(n)])"
+    answer = subprocess.run(
+        [find_stack(gym).python, "-P", "-c", question], capture_output=True, text=True, timeout=60, check=True, cwd="/"
+    )
+    assert answer.stdout.strip() == "[]", explain(
+        subject=f"packages importable in the {gym} stack",
+        expected="[]",
+        got=answer.stdout.strip(),
+        cause="the lock takes in more than the gym, or PYTHONPATH leaks",
+    )

@@ -271,6 +271,8 @@ def _evidence_faults(manifest: RunManifest) -> Iterable[str]:
 def _source_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
     staged = {file.path: file.sha256 for file in manifest.files}
     for gym in manifest.gyms:
+        if gym.core != manifest.core:
+            yield f"{gym.gym}: served another task core than the one its episodes were replayed with"
         if gym.core != loaded.core_digest(gym.sources):
             yield f"{gym.gym}: core digest does not follow from its sources"
         if gym.upstream_modified:
@@ -299,7 +301,7 @@ def _junit_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
     for record in manifest.checks:
         file, _, name = record.test.partition("::")
         key = f"{file.removesuffix('.py').replace('/', '.')}.{name}"
-        if failed.get(key) is None:
+        if key not in failed:
             yield f"{record.id}: {record.test} is not in junit.xml"
         elif failed[key] != (record.outcome != "passed"):
             yield f"{record.id}: outcome {record.outcome} is not that of junit.xml"

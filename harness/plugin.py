@@ -123,6 +123,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("defect", planted, ids=[each.label for each in planted], indirect=True)
 
 
+# First, so that pytest's own -m sees the mark that is set here.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gyms = _selected_gyms(config)
@@ -136,8 +137,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in kept:
         if config.option.broken:
             item.add_marker("self_test")
-        # One worker per gym: its server is shared by the gym's checks.
-        item.add_marker(pytest.mark.xdist_group(_gym_of(item) or item.nodeid.partition("::")[0]))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
@@ -306,6 +305,16 @@ class Recorder:
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a parallel worker where the run is."""
         node.workerinput["gymqual_folder"] = str(self._run.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Keep each gym on one worker under ``--dist loadgroup``."""
+        if config.getvalue("dist") != "loadgroup":
+            return None
+        # Imported here: pytest itself need not load xdist.
+        from harness.parallel import GymScheduling
+
+        return GymScheduling(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

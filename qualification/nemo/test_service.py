@@ -66,7 +66,8 @@ def test_the_server_identifies_the_bytes_it_runs(
         "core follows": True,
     }
     evidence.attach("identity.json", answer)
-    evidence.measure(upstream=identity["upstream"], stands_for=identity["stands_for"], python=identity["python"])
+    evidence.measure(**{name: identity[name] for name in ("upstream", "stands_for", "python")})
+    evidence.measure(deviation=run.stack("nemo").deviation)
     assert seen == expected, explain(
         subject="identity of the NeMo server",
         expected=expected,
@@ -148,12 +149,15 @@ def test_malformed_calls_are_scored_observations(nemo: Wire, orders: GermanOrder
         expected = orders.replay(TASK, [shown], None).observations[0]
         if (answer.status_code, answer.text, True) != (200, expected.text, expected.is_error):
             wrong[name] = (answer.status_code, answer.text[:200])
-    evidence.measure(calls=len(HOSTILE_BODIES), healthy=nemo.http.get("/healthz").json()["status"])
-    recovered = [rollout.wire.http.post(f"/{call.tool}", content=call.arguments).status_code for call in _path(orders)]
-    assert (wrong, recovered) == ({}, [200, 200]), explain(
-        subject="malformed calls with another answer, and the status of the right calls after them",
-        expected=({}, [200, 200]),
-        got=(wrong, recovered),
+    evidence.measure(calls=len(HOSTILE_BODIES))
+    after = {
+        "health": nemo.http.get("/healthz").json()["status"],
+        "right calls": [rollout.wire.http.post(f"/{c.tool}", content=c.arguments).status_code for c in _path(orders)],
+    }
+    assert (wrong, after) == ({}, {"health": "ok", "right calls": [200, 200]}), explain(
+        subject="malformed calls with another answer; the server after them",
+        expected="none; healthy, and the right calls are served",
+        got=(wrong, after),
         cause="a framework parsed the body before the server could score it",
     )
 

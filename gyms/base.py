@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
 
@@ -24,7 +25,7 @@ class Kind(StrEnum):
     """What went wrong in the infrastructure."""
 
     UNREACHABLE = "unreachable"
-    """Nothing answers, or the connection was cut before the call was delivered."""
+    """Nothing answers, or the connection was cut; the call may have been delivered."""
     TIMEOUT = "timeout"
     """No answer within the deadline; the call may have been delivered."""
     SESSION_LOST = "session_lost"
@@ -135,10 +136,29 @@ class GymIdentity:
         """Return plain JSON data."""
         return asdict(self)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 over the whole identity: what a client agrees to and a server holds it to."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def read_identity(fields: Mapping[str, Any]) -> GymIdentity:
+    """Rebuild an identity from its JSON form; raises TypeError or KeyError if it is none."""
+    return GymIdentity(**{**fields, "upstream_modified": tuple(fields["upstream_modified"])})
+
+
+def require_agreement(replay: Replay, observations: Sequence[Observation], verdict: Verdict) -> None:
+    """Raise InfrastructureError unless the gym showed and judged exactly what the replay did.
+
+    A reward is used only after this: a gym that disagrees with the replay of its own calls is broken.
+    """
+    for number, (served, expected) in enumerate(zip(observations, replay.observations, strict=True)):
+        if served != expected:
+            detail = f"call {number} showed {served.text[:80]!r}, the replay shows {expected.text[:80]!r}"
+            raise InfrastructureError(Kind.REPLAY_DISAGREEMENT, Scope.ROLLOUT, detail)
+    if verdict != replay.verdict:
+        detail = f"the gym says {verdict}, the replay {replay.verdict}"
+        raise InfrastructureError(Kind.REPLAY_DISAGREEMENT, Scope.ROLLOUT, detail)
 
 
 class TaskSet(Protocol):

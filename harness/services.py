@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from gyms.base import GymIdentity
+from gyms.base import GymIdentity, read_identity
 from gyms.nemo.launch import SECRET_HEADER, NemoSettings
 from harness.errors import ServerFailed
 from harness.process import Launch, Owner, Server, start_server
@@ -76,11 +76,6 @@ def _start(
         return process["nonce"], process["pid"]
 
     return start_server("nemo", launch, identify, owner=owner, folder=folder, ports=ports)
-
-
-def read_identity(fields: dict[str, Any]) -> GymIdentity:
-    """Rebuild an identity from its JSON form."""
-    return GymIdentity(**{**fields, "upstream_modified": tuple(fields["upstream_modified"])})
 
 
 def _ask_identity(server: Server, secret: str) -> dict[str, Any]:

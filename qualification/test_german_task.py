@@ -7,13 +7,12 @@ import ast
 import inspect
 import itertools
 import json
-import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -40,14 +39,24 @@ from gyms.german.calculator import MAX_CHARS, MAX_RESULT_CHARS
 from gyms.german.numbers import MAX_DIGITS
 from gyms.german_orders import GermanOrders
 from harness.checks import check, explain
+from qualification.german.expressions import Expression, counted, expressions
+from qualification.german.tables import (
+    ANSWERS,
+    CALL_REFUSALS,
+    HEAVY,
+    HOSTILE,
+    OUTCOMES,
+    REFUSED,
+    TABLE,
+    Reading,
+    malformed_calls,
+)
 
 pytestmark = pytest.mark.cpu_smoke
 
 ROOT = Path(gyms.__file__).resolve().parents[1]
 # For checks whose message names the culprit already: a smaller failing draw would say no more, and cost minutes.
 UNSHRUNK = (Phase.explicit, Phase.generate)
-REFUSED = "refused"
-Reading = Fraction | str
 
 
 def reading(text: str) -> Reading:
@@ -92,40 +101,6 @@ def test_a_written_number_reads_back_as_itself(value: Decimal) -> None:
     )
 
 
-ACCEPTED = {
-    "0": "0", "7": "7", "407": "407", "1234": "1234", "1.234": "1234", "12.345": "12345", "1.234.567": "1234567",
-    "100.000": "100000", "999999999999999": "999999999999999", "999.999.999.999.999": "999999999999999",
-    "0,5": "0.5", "0,0": "0", "3,0": "3", "0,10": "0.1", "1234,5": "1234.5", "1.234,5": "1234.5",
-    "1.234,56": "1234.56", "1.234.567,89": "1234567.89", "0,00000000000001": "0.00000000000001",
-    "-3": "-3", "\u22123": "-3", "-1.000": "-1000", "\u22121.000": "-1000", "-0,5": "-0.5", "-1.234,50": "-1234.5",
-}  # fmt: skip
-NOT_ONE_NUMBER = (
-    # A point that does not group thousands, or a comma without digits on both sides.
-    "1.5", "12.34", "0.500", "00.500", "0.123", "1.23.456", "1.234.56", "1.2345", "1234.567", "1..234", ".5", "5.",
-    ".234", "1.234.", ",5", "5,", ",", ".", "1,2,3", "1,234.56", "1.234,567.8", "1,234,567", "840.,", "2,552,004.",
-    # Signs and zeros.
-    "007", "004", "00", "00,5", "01.234", "-0", "-0,0", "\u22120", "-007", "+3", "--3", "- 3", "3-", "-", "\u20133",
-    "\ufe633", "\uff0d3", "-\u22123",
-    # Other groupings.
-    "1 234", "1 234,5", "1\u00a0234", "1\u00a0234,5", "1\u202f234", "1\u202f234,5", "1\u2009234", "1'234", "1'234,5",
-    "1\u2019234", "1_234", "1\u00ad234", "1\u066c234",
-    # Units, brackets and words.
-    "(5)", "(1.000)", "50 %", "50%", "1,5 %", "1,5\u00a0%", "5 EUR", "EUR 1,5", "1,5 €", "€1,5", "5 Stück", "=5",
-    "**5**", "fünf", "", " ", " 7", "7 ", "7\n", "\n7", "\u00a07", "7\u200b", "\ufeff7", "7\x00",
-    # Other notations.
-    "1e3", "1E+3", "1e-3", "1,5e3", "0x10", "0b1", "1/2", "1j", "NaN", "nan", "inf", "-inf", "Infinity", "∞", "None",
-    "½", "5½", "²", "10²", "Ⅻ", "①", "\uff11\uff12", "٣", "1٣", "१२", "𝟙",
-    # Several numbers, dates, and more digits than are allowed.
-    "12, 13", "12 13", "12 oder 13", "12;13", "3+4", "31.12.2027", "31.12.27", "1.1.2027", "12:30", "2027-12-31",
-    "1" * (MAX_DIGITS + 1), "0," + "0" * MAX_DIGITS, "1.000.000.000.000.000", "9" * 400, "-" + "9" * 400,
-    "1" + ".000" * 100, "0," + "1" * 5000,
-)  # fmt: skip
-TABLE: dict[str, Reading] = {
-    **{text: Fraction(value) for text, value in ACCEPTED.items()},
-    **dict.fromkeys(NOT_ONE_NUMBER, REFUSED),
-}
-
-
 @check("TASK-02", broken="lenient_digits")
 def test_every_form_of_a_number_has_its_stated_reading() -> None:
     """Every form in the table MUST have exactly its stated value, or be refused."""
@@ -140,75 +115,6 @@ def test_every_form_of_a_number_has_its_stated_reading() -> None:
 
 
 # --- Calculator ------------------------------------------------------------------------------------
-
-OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
-SUM, PRODUCT, SIGNED, ATOM = range(4)
-
-
-@dataclass(frozen=True)
-class Expression:
-    """An expression tree written down with no more brackets than it needs, and its value."""
-
-    text: str
-    value: Reading
-    literals: tuple[Fraction, ...]
-    binding: int
-    """SUM binds loosest; what binds looser than its place allows is bracketed."""
-    plain: bool
-    """Integers with + - * only: Python's grammar reads it in the same way."""
-
-    def at(self, binding: int) -> str:
-        return self.text if self.binding >= binding else f"({self.text})"
-
-
-def literal(whole: int, decimals: str, grouped: bool) -> Expression:
-    text = (f"{whole:,}".replace(",", ".") if grouped else str(whole)) + ("," if decimals else "") + decimals
-    value = Fraction(f"{whole}.{decimals or 0}")
-    return Expression(text, value, (value,), ATOM, text.isdecimal())
-
-
-def negated(inner: Expression) -> Expression:
-    value = -inner.value if isinstance(inner.value, Fraction) else REFUSED
-    return Expression(f"-{inner.at(ATOM)}", value, inner.literals, SIGNED, inner.plain)
-
-
-def joined(left: Expression, symbol: str, right: Expression, gap: str) -> Expression:
-    binding = SUM if symbol in "+-" else PRODUCT
-    value: Reading = REFUSED
-    if isinstance(left.value, Fraction) and isinstance(right.value, Fraction) and (symbol != "/" or right.value):
-        value = OPERATORS[symbol](left.value, right.value)
-    # Operators of one level group from the left, so an equal on the right is bracketed.
-    text = f"{left.at(binding)}{gap}{symbol}{gap}{right.at(binding + 1)}"
-    return Expression(
-        text, value, left.literals + right.literals, binding, left.plain and right.plain and symbol != "/"
-    )
-
-
-def bracketed(inner: Expression) -> Expression:
-    return Expression(f"({inner.text})", inner.value, inner.literals, ATOM, inner.plain)
-
-
-# Small literals, and at most five, keep every result that is no long fraction within what the tool shows.
-LITERALS = st.builds(
-    literal, st.integers(0, 12) | st.integers(0, 9999), st.sampled_from(["", "", "1", "5", "05", "25"]), st.booleans()
-)
-
-
-@st.composite
-def expressions(draw: st.DrawFn) -> Expression:
-    """Random trees: neighbours are joined in any order until one is left."""
-    parts = draw(st.lists(LITERALS | LITERALS.map(negated), min_size=1, max_size=5))
-    while len(parts) > 1:
-        at = draw(st.integers(0, len(parts) - 2))
-        whole = joined(parts[at], draw(st.sampled_from("+-*/")), parts[at + 1], draw(st.sampled_from(["", " "])))
-        dress = draw(st.sampled_from([None, None, negated, bracketed]))
-        parts[at : at + 2] = [dress(whole) if dress else whole]
-    return parts[0]
 
 
 def calculated(text: str) -> tuple[Reading, tuple[Fraction, ...]]:
@@ -279,89 +185,6 @@ def test_each_bound_of_the_calculator_refuses_what_lies_just_beyond(within: str,
         calculator.evaluate(beyond)
 
     assert str(refused.value) == refusal
-
-
-HOSTILE = (
-    # Code.
-    "__import__('os').system('id')", "().__class__.__bases__[0].__subclasses__()", "(1).__class__", "1..real",
-    "lambda: 1", "(lambda x: x)(1)", "[x for x in (1,2)]", "{1: 2}", "(x:=1)", "f'{1}'", "'a'*10**9", '"a"*1000000000',
-    "x", "e", "pi", "abs(1)", "round(1,5)", "max(1;2)", "print(1)", "a.b", "1 if 1 else 2", "1 and 2", "not 1", "1<2",
-    "1==1", "=1+1", "1;2", "1\n+1", "1#2", "1\\", "$1", "@", "~1", "!1", "5!", "1//2", "7%2", "1|1", "1^1", "1&1",
-    # Powers, shifts and long literals.
-    "2**3", "9**9**9", "((9**64)**64)**64", "10**1000*10**1000", "2^64", "0**-1", "pow(9;999999999)", "1<<99999999",
-    "1>>1", "9" * 5000, "9" * 199, "1+" + "9" * 197, "*".join(["999999999999999"] * 12), "1,5" * 60,
-    "*".join(["0,00000000000001"] * 11),
-    # Length and depth.
-    "(" * 10_000 + "1" + ")" * 10_000, "(" * 99 + "1" + ")" * 99, "(" * 200, ")" * 200, "1+" * 50_000 + "1",
-    "1+" * 100 + "1", "-" * 200, "\u2212" * 150, "\t" * 300, "," * 200, "." * 200,
-    # No arithmetic.
-    "", " ", "()", "((1)", "(1))", "--1", "+1", "1+", "*1", "1*", "1 2", "1 (2)", "(1)(2)", "1/0", "1/(1-1)", "1/0,0",
-    "0/0", "1e308*10", "1e3", "1E5", "inf", "nan", "1_000", "0x1F", "1.5*2", "007+1", "1+\x00", "\ud800",
-    # Digits and operators of other scripts.
-    "\uff11+\uff12", "٣+٣", "१*२", "²", "½+½", "𝟙+𝟙", "1×2", "2÷1", "1\u00a0+\u00a01", "1\u202f000", "1\u200b+1",
-    "\ufeff1+1",
-)  # fmt: skip
-# As much work as an accepted expression can ask for.
-HEAVY = (
-    "1+" * 99 + "1", "1*" * 99 + "1", "-1-" * 66 + "1", "1/1*" * 49 + "1", "(1)+" * 49 + "1", "0,1+" * 49 + "0,1",
-    "1/" * 99 + "3", "+".join(["1/7", "1/11", "1/13"] * 12),
-)  # fmt: skip
-# Every refusal is one of these texts, so nothing of what was written can stand in it.
-CALCULATOR_REFUSALS = {
-    "Ausdruck zu lang",
-    "Ausdruck nicht lesbar",
-    "Ergebnis zu lang",
-    "Division durch null",
-    "Zahl zu lang",
-    "keine eindeutige Zahl",
-    "unerlaubtes Zeichen",
-    "zu viele Klammern",
-}
-
-
-@dataclass
-class Work:
-    """What evaluating a text took, counted, and what came of it."""
-
-    operations: int = 0
-    """Literals read and operations done on exact values."""
-    bits: int = 0
-    """Length of the longest value on the way."""
-    reply: str = ""
-
-    def fault(self, hostile: bool) -> str:
-        """What is wrong with it, empty if nothing is; a hostile text must be refused."""
-        if self.operations > 2 * MAX_CHARS or self.bits > 8 * MAX_CHARS:
-            return f"{self.operations} operations on values of up to {self.bits} bits"
-        a_number = not hostile and re.fullmatch(r"-?[0-9]+([,/][0-9]+)?", self.reply, re.ASCII)
-        return "" if a_number or self.reply in CALCULATOR_REFUSALS else f"the reply {self.reply[:80]!r}"
-
-
-def counted(text: str) -> Work:
-    """Evaluate a text with numbers that count what is done with them."""
-    work = Work()
-
-    def note(value: Fraction) -> Fraction:
-        work.operations += 1
-        work.bits = max(work.bits, abs(value.numerator).bit_length() + value.denominator.bit_length())
-        return counting_type(value)
-
-    def counting(name: str) -> Callable[..., Fraction]:
-        return lambda *operands: note(getattr(Fraction, name)(*operands))
-
-    names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg")
-    counting_type = type("Counting", (Fraction,), {f"__{name}__": counting(f"__{name}__") for name in names})
-    with pytest.MonkeyPatch.context() as patch:
-        parse_unsigned = calculator.parse_unsigned
-        patch.setattr(calculator, "parse_unsigned", lambda literal: note(parse_unsigned(literal)))
-        try:
-            calculation = calculator.evaluate(text)
-        except Exception as error:
-            work.reply = str(error) if isinstance(error, calculator.CalculatorError) else repr(error)
-        else:
-            work.operations = max(work.operations, calculation.steps)
-            work.reply = calculation.text
-    return work
 
 
 @check("TASK-04", broken="unlimited_length")
@@ -598,11 +421,11 @@ class EpisodeMachine(RuleBasedStateMachine):
         # Episodes that may end at once hardly ever succeed.
         self.length = length
 
-    @rule(kind=st.sampled_from((*STEPS[:1] * 5, *STEPS[2:3] * 5, *STEPS)))
-    def take_a_step(self, kind: tuple[str, str]) -> None:
-        tool, value = step(self.task, *kind)
-        if self.send(tool, arguments(tool, value)):
-            self.ledger.follow(tool, value)
+    @rule(kinds=st.sampled_from([(kind,) for kind in STEPS] + [(STEPS[0], STEPS[2])] * 2))
+    def take_steps(self, kinds: tuple[tuple[str, str], ...]) -> None:
+        for tool, value in (step(self.task, *kind) for kind in kinds):
+            if self.send(tool, arguments(tool, value)):
+                self.ledger.follow(tool, value)
 
     @rule(tool=st.sampled_from(["lookup", "calculator", "finish", ""]), text=st.sampled_from(["", "{", "null", "[1]"]))
     def call_wrongly(self, tool: str, text: str) -> None:
@@ -629,7 +452,8 @@ class EpisodeMachine(RuleBasedStateMachine):
         got = self.episode.finish(text, truncated)
         if self.verdict is None:
             self.verdict = got
-            self.compare(f"strict success with the answer {text!r}", self.ledger.succeeds(stated), got.strict)
+            earned = self.ledger.succeeds(stated) and not truncated
+            self.compare(f"strict success with the answer {text!r}, {truncated=}", earned, got.strict)
             again = episode.replay(self.task, self.episode.calls, text, truncated)
             self.compare("replay", (tuple(seen for _, seen in self.sent), got), again)
         self.compare("the same verdict object", True, got is self.verdict and self.episode.verdict is got)
@@ -652,7 +476,7 @@ def test_an_episode_shows_what_was_called_and_ends_with_one_verdict() -> None:
     Strict success: the right record and only that record was looked up, a calculator call over revealed
     numbers gave the right value after that, and the final message is exactly that number.
     """
-    run_state_machine_as_test(EpisodeMachine, settings=settings(max_examples=200, stateful_step_count=20))
+    run_state_machine_as_test(EpisodeMachine, settings=settings(max_examples=300, stateful_step_count=20))
 
 
 def test_strict_success_is_what_it_says_for_every_short_episode() -> None:
@@ -693,32 +517,6 @@ def test_a_call_beyond_the_limit_is_refused_in_the_replay_too() -> None:
     assert (observations[-2:], len(observations), verdict.outcome) == ((refused,) * 2, len(calls), "no_lookup")
 
 
-ANSWERS = {
-    "{plain}": "solved",
-    "{grouped}": "solved",
-    "{plain},0": "solved",
-    " \t{plain}\n": "solved",
-    "{next}": "wrong_answer",
-    "-{plain}": "wrong_answer",
-    "{plain}.": "malformed_answer",
-    "{plain} Stück": "malformed_answer",
-    "Antwort: {plain}": "malformed_answer",
-    "**{plain}**": "malformed_answer",
-    "{plain} oder {next}": "malformed_answer",
-    "{next}\n{plain}": "malformed_answer",
-    "{plain}\n{plain}": "malformed_answer",
-    "+{plain}": "malformed_answer",
-    "0{plain}": "malformed_answer",
-    "{plain}\u00a0": "malformed_answer",
-    "{plain}\r\n": "malformed_answer",
-    "\ufeff{plain}": "malformed_answer",
-    "{expression}": "malformed_answer",
-    " " * 200 + "{plain}": "malformed_answer",
-    "": "no_answer",
-    " \n": "no_answer",
-}
-
-
 @pytest.mark.parametrize(("form", "outcome"), ANSWERS.items())
 def test_the_final_message_is_the_number_and_nothing_else(form: str, outcome: str) -> None:
     task = tasks.make_task("train", 0, 0, "canary")
@@ -731,61 +529,6 @@ def test_the_final_message_is_the_number_and_nothing_else(form: str, outcome: st
     answer = form.format(plain=right, grouped=grouped(right), next=right + 1, expression=expression)
 
     assert verifier.judge(task, calls, answer).outcome == outcome
-
-
-# Messages about a call that ran nothing. Closed and without digits: neither input nor facts fit in.
-CALL_REFUSALS = {
-    "unbekanntes Werkzeug",
-    "unbekannter Datensatz",
-    "Argumente zu lang",
-    "Argumente zu tief verschachtelt",
-    "Argumente sind kein JSON-Objekt",
-    "genau ein Text record_id erwartet",
-    "genau ein Text expression erwartet",
-}
-
-
-def malformed_calls(record_id: str) -> list[tools.Call]:
-    """Calls that must run nothing; repaired by whatever guess, most of them would show the record."""
-    right = f'{{"record_id":"{record_id}"}}'
-    number = record_id[2:]
-    broken = [
-        # Not JSON.
-        "", " ", "{", "}", right[:-1], right[:-2], right[1:], right[:-1] + ",}", right.replace('"', "'"), record_id,
-        right.replace('"record_id"', "record_id"), f"record_id={record_id}", f"```json\n{right}\n```", "NaN",
-        f"{right} danke", f"/* */{right}", f"{right}// ", right + right, f"{right}\n{right}", f"\ufeff{right}",
-        f"\u00a0{right}", right.replace("L-", "L\n-"), right.replace("L", "\\x4c"), "undefined", "True", "-Infinity",
-        # JSON, but no object with exactly the one text.
-        "null", "true", "4", "4.5", "1e999", "[]", "{}", '""', f'"{record_id}"', f'["{record_id}"]', f"[{right}]",
-        json.dumps(right), f'{{"id":"{record_id}"}}', f'{{"RECORD_ID":"{record_id}"}}',
-        f'{{"record_id ":"{record_id}"}}',
-        f'{{"":"{record_id}"}}', f'{{"record_id":["{record_id}"]}}', f'{{"record_id":{right}}}', '{"record_id":null}',
-        f'{{"record_id":{number}}}', '{"record_id":true}', '{"record_id":NaN}', '{"record_id":1e999}',
-        f'{{"record_id":"{record_id}","expression":"1"}}', f'{{"record_id":"{record_id}","format":NaN}}',
-        f'{{"arguments":{right}}}', f'{{"name":"lookup","arguments":{right}}}', '{"record_id":' + "9" * 1900 + "}",
-        # The same key twice, plain or escaped: which one counts is anybody's guess.
-        f'{{"record_id":"L-1","record_id":"{record_id}"}}', f'{{"record_id":"{record_id}","record_id":"{record_id}"}}',
-        f'{{"record_id":1,"record\\u005fid":"{record_id}"}}',
-        # Size and depth.
-        right + " " * 2000,
-        f'{{"record_id":"{record_id}"{" " * 10**6}}}', f'{{"record_id":"{"L" * 10**6}"}}', "[" * 1000 + "]" * 1000,
-        '{"record_id":' * 1000, '{"a":' * 1000 + right + "}" * 1000, "[" * 17 + right + "]" * 17,
-        # Another text than the record's id, however alike it looks.
-        '{"record_id":"L-Müller"}', '{"record_id":"L-Mu\u0308ller"}',
-        '{"record_id":"\\ud800"}', '{"record_id":"\ud800"}',
-        f'{{"record_id":"{record_id} "}}', f'{{"record_id":" {record_id}"}}', f'{{"record_id":"l-{number}"}}',
-        f'{{"record_id":"L\u2010{number}"}}', f'{{"record_id":"\uff2c-{number}"}}',
-        f'{{"record_id":"L-\u00ad{number}"}}',
-        f'{{"record_id":"L-{number}\\u0000"}}', f'{{"record_id":"L{number}"}}', f'{{"record_id":"{number}"}}',
-        '{"record_id":""}', '{"record_id":"../reward"}', '{"record_id":"*"}', '{"record_id":"L-%"}',
-    ]  # fmt: skip
-    sums = ['{"expression":"1+1"', '{"expression":2}', '{"expression":["1+1"]}', '{"expression":"1","expression":"2"}']
-    others = ["", "Lookup", "lookup ", "nachschlagen", "reset", "close", "__class__", "\ud800", "unknown", "l" * 10**6]
-    return [
-        *(tools.Call("lookup", text) for text in broken),
-        *(tools.Call("calculator", text) for text in (*sums, right, "{}", "null", '"1+1"', "1+1")),
-        *(tools.Call(tool, right) for tool in others),
-    ]
 
 
 def answered(task: tasks.Task, call: tools.Call) -> tools.Observation | str:
@@ -816,16 +559,6 @@ def test_a_malformed_call_runs_nothing_and_gives_nothing_away() -> None:
     )
 
 
-OUTCOMES = {
-    "oracle": "solved",
-    "wrong": "wrong_answer",
-    "noop": "no_answer",
-    "malformed": "malformed_answer",
-    "spam": "foreign_record",
-    "foreign": "foreign_record",
-    "guess": "no_lookup",
-    "no_calculation": "no_calculation",
-}
 SCRIPTED_TASKS = [
     f"{pool}/{split}/43/{index}" for pool in tasks.POOLS for split in tasks.SPLIT_SHARES for index in range(5)
 ]

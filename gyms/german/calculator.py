@@ -47,7 +47,8 @@ def evaluate(expression: str) -> Calculation:
     value = parser.sum(depth=0)
     if parser.peek() is not None:
         raise CalculatorError("Ausdruck nicht lesbar")
-    if abs(value.numerator).bit_length() + value.denominator.bit_length() > 4 * MAX_RESULT_CHARS:
+    # A cheap bound before the result is written: numerator and denominator of under 4 bits a digit each.
+    if abs(value.numerator).bit_length() + value.denominator.bit_length() > 8 * MAX_RESULT_CHARS:
         raise CalculatorError("Ergebnis zu lang")
     result = Calculation(value, tuple(parser.literals), parser.steps)
     if len(result.text) > MAX_RESULT_CHARS:

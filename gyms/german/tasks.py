@@ -23,6 +23,9 @@ Quantities = tuple[int, int, int, int]
 # A split's share of record ids and of quantity combinations, out of 16.
 SPLIT_SHARES = {"sft": 8, "train": 4, "dev": 2, "test": 2}
 
+_LIMIT = 10**9
+"""Seeds and indices are smaller, so that every task's id can be read back."""
+
 _ITEMS = ("Schrauben", "Muttern", "Dübel", "Nägel")
 _ORDERS = ("Lieferung", "Bestellung", "Sendung", "Partie")
 
@@ -148,9 +151,9 @@ def make_task(split: str, seed: int, index: int, pool: str = "v1") -> Task:
     """Build the task; equal arguments give an equal task on every interpreter.
 
     Within one split and seed, consecutive indices have different record ids until the split's ids
-    are used up. Raises UnknownTask for an unknown pool or split, or a negative seed or index.
+    are used up. Raises UnknownTask for an unknown pool or split, or a seed or index outside 0 to 10**9 - 1.
     """
-    if pool not in POOLS or split not in SPLIT_SHARES or seed < 0 or index < 0:
+    if pool not in POOLS or split not in SPLIT_SHARES or not (0 <= seed < _LIMIT and 0 <= index < _LIMIT):
         raise UnknownTask(f"no such task: pool {pool!r}, split {split!r}, seed {seed}, index {index}")
     ids = _record_ids(split)
     order = _random("order", pool, split, seed)

@@ -17,7 +17,7 @@ from gyms.german.tools import ArgumentError, Call, decode_arguments, observe
 MAX_ANSWER_CHARS = 100
 
 OUTCOMES = {
-    "truncated": "the episode was cut off before a final message",
+    "truncated": "a budget cut the episode off, so that its final message may be a part",
     "no_answer": "the final message is empty or missing",
     "malformed_answer": "the final message is not exactly one number",
     "foreign_record": "a record other than the task's was asked for",
@@ -78,8 +78,11 @@ def judge(task: Task, calls: Sequence[Call], answer: str | None, truncated: bool
     stated = _number(answer)
     correct = stated == right
     lookup = looked_up and not foreign
-    if answer is None or not answer.strip(" \t\n"):
-        outcome = "truncated" if truncated else "no_answer"
+    if truncated:
+        # A message cut after "40" of "407" must not pass where 40 is right.
+        outcome = "truncated"
+    elif answer is None or not answer.strip(" \t\n"):
+        outcome = "no_answer"
     elif stated is None:
         outcome = "malformed_answer"
     elif foreign:
@@ -102,7 +105,7 @@ def judge(task: Task, calls: Sequence[Call], answer: str | None, truncated: bool
 
 
 def shaped(verdict: Verdict) -> float:
-    """Training-only reward in [0, 1]: 1.0 for strict success alone, milestones below 0.5.
+    """Training-only reward in [0, 1]: 1.0 for strict success alone, milestones at most 0.5.
 
     A right number without the path earns nothing, and no failure earns less than doing nothing.
     """

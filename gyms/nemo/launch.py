@@ -12,6 +12,8 @@ ENTRYPOINT = "resources_servers/german_orders/app.py"
 """Entry script, relative to the folder that the server's files were staged to."""
 SECRET_HEADER = "x-gymqual-bridge"
 """Header that carries the bridge secret; without it a bridge route does not exist."""
+IDENTITY_HEADER = "x-gymqual-identity"
+"""Header of every bridge answer: digest of the server's identity, a blank, ``nonce/pid`` of its process."""
 DEFAULT_CAPACITY = 256
 DEFAULT_SESSION_TTL_S = 6 * 3600.0
 """Longer than any training step: only abandoned sessions get this old."""

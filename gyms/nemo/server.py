@@ -46,7 +46,7 @@ from gyms.german.tools import PARAMETERS
 from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
 from gyms.nemo import rows, upstream
-from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S, SECRET_HEADER
+from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S, IDENTITY_HEADER, SECRET_HEADER
 from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
 from gyms.nemo.trajectory import Trajectory, read_trajectory
 
@@ -281,7 +281,12 @@ class GermanOrdersServer(SimpleResourcesServer):
             text = await _text(request)
             if not secrets.compare_digest(request.headers.get(SECRET_HEADER, ""), self._secret):
                 return self._observe(request, name, text)
-            return handler(request, _json_object(text))
+            try:
+                answer = handler(request, _json_object(text))
+            except InfrastructureError as refusal:
+                answer = await _refuse(request, refusal)
+            answer.headers[IDENTITY_HEADER] = f"{self.identity().digest} {self._nonce}/{os.getpid()}"
+            return answer
 
         return guarded
 

@@ -1,0 +1,1 @@
+"""Tables and oracles of the German task checks."""

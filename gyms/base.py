@@ -164,9 +164,15 @@ def require_agreement(replay: Replay, observations: Sequence[Observation], verdi
 class TaskSet(Protocol):
     """Everything that is specific to a task. Handed to the gym, read by checks and trainer."""
 
-    name: str
-    tools: Sequence[Mapping[str, Any]]
-    """Function schemas as the model sees them; nothing else is ever offered to it."""
+    @property
+    def name(self) -> str:
+        """Name of the task set."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Function schemas as the model sees them; nothing else is ever offered to it."""
+        ...
 
     def prompt(self, task_id: str) -> list[dict[str, str]]:
         """Return the chat messages the model starts from."""
@@ -187,6 +193,11 @@ class TaskSet(Protocol):
 
 class Session(Protocol):
     """One episode on a gym."""
+
+    @property
+    def id(self) -> str:
+        """Opaque id of at least 128 random bits, never shown to a model."""
+        ...
 
     async def call(self, tool: str, arguments: str) -> Observation:
         """Execute one model call; raises InfrastructureError."""

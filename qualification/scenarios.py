@@ -1,4 +1,12 @@
-"""Every scripted misbehaviour once, driven by whatever carries it: raw wire, client or core."""
+"""Every scripted episode and misbehaviour once, driven by whatever carries it: raw wire, client or core."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gyms.base import InfrastructureError, Replay, Script, TaskSet, ToolCall
+from gyms.blocking import BlockingGym
+
+Result = TypeVar("Result")
 
 HOSTILE_BODIES: dict[str, tuple[str, bytes]] = {
     "no JSON": ("lookup", b"{not json"),
@@ -40,3 +48,43 @@ HOSTILE_BODIES: dict[str, tuple[str, bytes]] = {
     "dunder as a tool": ("__class__", b"{}"),
 }
 """Name to (tool the model wrote, bytes it wrote as arguments); each is the model's own failure."""
+
+HOSTILE_CALLS = tuple(
+    ToolCall(tool, body.decode("utf-8", "backslashreplace")) for tool, body in HOSTILE_BODIES.values()
+)
+"""The same as a client is given them: bytes that are no text are escaped, as the server does."""
+
+FOREIGN_LOOKUPS = ("unknown record", "lone surrogate")
+"""Those of them that do ask for a record, another one than the task's: no strict success after that."""
+
+MALFORMED_CALLS = tuple(
+    call for name, call in zip(HOSTILE_BODIES, HOSTILE_CALLS, strict=True) if name not in FOREIGN_LOOKUPS
+)
+"""Those that ask for nothing, so that the episode can still succeed."""
+
+
+def right_path(tasks: TaskSet, task_id: str) -> tuple[ToolCall, ...]:
+    """Return the calls of the scripted oracle."""
+    return tasks.scripts(task_id)["oracle"].calls
+
+
+def right_answer(tasks: TaskSet, task_id: str) -> str | None:
+    """Return the final message of the scripted oracle."""
+    return tasks.scripts(task_id)["oracle"].answer
+
+
+def play(gym: BlockingGym, task_id: str, script: Script) -> Replay:
+    """Play a scripted episode through a gym; return what it showed and its verdict."""
+    with gym.open(task_id) as session:
+        observations = tuple(session.call(call.tool, call.arguments) for call in script.calls)
+        return Replay(observations, session.verify(script.answer))
+
+
+def fault_of(attempt: Callable[[], Result]) -> tuple[str | None, Result | None]:
+    """Return (kind of the infrastructure error or name of any other exception, None) or (None, the result)."""
+    try:
+        return None, attempt()
+    except InfrastructureError as error:
+        return str(error.kind), None
+    except Exception as error:
+        return type(error).__name__, None

@@ -111,6 +111,12 @@ class BrokenServer(GermanOrdersServer):
             body = {**body, "identity": self.identity().digest}
         return super()._bridge_open(request, body)
 
+    def _bridge_call(self, request: Request, body: dict[str, Any]) -> Response:
+        # retries_count_twice: a server that ignores call ids executes a repeated delivery again.
+        if self._store.defect == "retries_count_twice":
+            body = {**body, "call_id": fresh_session_id()}
+        return super()._bridge_call(request, body)
+
     def _session(self, request: Request) -> ServedSession:
         # siblings_share_a_session: state of the process instead of the session.
         if self._store.defect == "siblings_share_a_session" and self._store.latest is not None:

@@ -7,14 +7,19 @@ from typing import Any
 import httpx
 import pytest
 
+from gyms.base import TaskSet
+from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
+from gyms.nemo.client import NemoGym
 from harness.files import ROOT
 from harness.plugin import Planted
 from harness.run import Run
 from harness.services import NemoService, start_nemo
 from harness.stage import Subject
+from qualification.broken import nemo_client
 from qualification.nemo.wire import Wire
 
+Connect = Callable[..., BlockingGym]
 Serve = Callable[..., NemoService]
 
 
@@ -56,11 +61,13 @@ def small_service(serve: Serve) -> NemoService:
 
 
 @pytest.fixture(autouse=True)
-def defect(request: pytest.FixtureRequest) -> Iterator[Planted | None]:
-    """The defect planted for this test: switched on in every server that is up, or comes up, meanwhile."""
+def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted | None]:
+    """The defect planted for this test: a patch of the client, or a switch of the servers that checks share."""
     planted: Planted | None = getattr(request, "param", None)
-    if planted is None:
-        yield None
+    if planted is None or planted.defect in nemo_client.DEFECTS:
+        if planted:
+            nemo_client.DEFECTS[planted.defect](monkeypatch)
+        yield planted
         return
     services = [request.getfixturevalue("service"), request.getfixturevalue("small_service")]
     for each in services:
@@ -81,6 +88,23 @@ def _switch(service: NemoService, name: str) -> None:
 def nemo(service: NemoService) -> Wire:
     """A raw HTTP client of the shared server."""
     return Wire(service)
+
+
+@pytest.fixture
+def connect(service: NemoService, orders: GermanOrders) -> Iterator[Connect]:
+    """Connect the trainer's client: ``connect(service, url=..., deadline_s=...)``; all are closed at the end."""
+    gyms: list[BlockingGym] = []
+
+    def connect_to(
+        to: NemoService | None = None, url: str | None = None, tasks: TaskSet | None = None, **settings: Any
+    ) -> BlockingGym:
+        to = to or service
+        gyms.append(BlockingGym(NemoGym(url or to.server.url, to.secret, tasks or orders, **settings)))
+        return gyms[-1]
+
+    yield connect_to
+    for gym in gyms:
+        gym.close()
 
 
 @pytest.fixture

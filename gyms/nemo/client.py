@@ -1,0 +1,238 @@
+"""The trainer's client of the NeMo server: the gym contract over the bridge routes.
+
+Needs nothing of upstream. One HTTP client per gym, without cookies, proxies or retries: a call is sent
+once, and whatever may have happened to it is an infrastructure failure, never a second call.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from gyms.base import (
+    GymIdentity,
+    InfrastructureError,
+    Kind,
+    Observation,
+    Scope,
+    TaskSet,
+    ToolCall,
+    Verdict,
+    read_identity,
+    require_agreement,
+)
+from gyms.nemo.launch import IDENTITY_HEADER, SECRET_HEADER
+
+DEFAULT_DEADLINE_S = 30.0
+CLOSE_DEADLINE_S = 5.0
+"""Closing is a courtesy to the server: it may not hold up a trainer that is ending."""
+
+
+class NemoGym:
+    """A connected NeMo service; implements ``gyms.base.Gym``."""
+
+    def __init__(
+        self,
+        url: str,
+        secret: str,
+        tasks: TaskSet,
+        *,
+        expected: GymIdentity | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> None:
+        """``deadline_s`` bounds every call as a whole; ``expected`` refuses any other service at ``connect``."""
+        self.tasks = tasks
+        self._deadline_s = deadline_s
+        self._expected = expected
+        self._agreed: GymIdentity | None = None
+        self._process = ""
+        self._fault: InfrastructureError | None = None
+        self._open: dict[str, NemoSession] = {}
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={SECRET_HEADER: secret},
+            trust_env=False,
+            timeout=httpx.Timeout(deadline_s),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Ask the service what it is and agree on it; raises InfrastructureError."""
+        self._agreed = None
+        answer, headers = await self._exchange("identity", {}, self._deadline_s)
+        try:
+            identity = read_identity(answer["identity"])
+            process = answer["process"]
+            self._process = f"{process['nonce']}/{process['pid']}"
+        except (KeyError, TypeError) as error:
+            raise self.fail(Kind.PROTOCOL, Scope.SERVICE, f"this is not a NeMo bridge: {error!r}") from None
+        if self._expected is not None and identity != self._expected:
+            raise self.fail(Kind.IDENTITY_CHANGED, Scope.SERVICE, "the service is not the expected one")
+        self._agreed = identity
+        self._check_identity(identity, headers)
+
+    def identity(self) -> GymIdentity:
+        """Return what was agreed on; raises the sticky fault, or InfrastructureError before ``connect``."""
+        self.raise_fault()
+        if self._agreed is None:
+            raise InfrastructureError(Kind.PROTOCOL, Scope.SERVICE, "connect() first")
+        return self._agreed
+
+    async def open(self, task_id: str) -> "NemoSession":
+        """Open a fresh episode under a new random id; raises InfrastructureError."""
+        session_id = secrets.token_hex(16)
+        await self.post("open", session_id=session_id, task_id=task_id, identity=self.identity().digest)
+        session = NemoSession(self, session_id, task_id)
+        self._open[session_id] = session
+        return session
+
+    def reset_fault(self) -> None:
+        """Forget the sticky fault. For the owner of the service alone, once it is known to be well."""
+        self._fault = None
+
+    async def close(self) -> None:
+        """Close every session that is still open, then the connections. Idempotent, bounded, never raises."""
+        await asyncio.gather(*(session.close() for session in list(self._open.values())))
+        await self._http.aclose()
+
+    # ---- for sessions ------------------------------------------------------------------------------
+
+    def raise_fault(self) -> None:
+        """Raise the sticky fault, if there is one."""
+        if self._fault is not None:
+            raise self._fault
+
+    def fail(self, kind: Kind, scope: Scope, detail: str) -> InfrastructureError:
+        """Return the fault, which sticks unless it is a refusal for capacity; the first one is kept."""
+        fault = InfrastructureError(kind, scope, detail)
+        if kind is not Kind.CAPACITY and self._fault is None:
+            self._fault = fault
+        return fault
+
+    async def post(self, route: str, **body: Any) -> dict[str, Any]:
+        """Post once to a bridge route and return its JSON object; raises InfrastructureError."""
+        self.raise_fault()
+        answer, _ = await self._exchange(route, body, self._deadline_s)
+        return answer
+
+    async def release(self, session_id: str) -> None:
+        """Close a session on the server as far as it can be reached."""
+        self._open.pop(session_id, None)
+        sticky = self._fault
+        try:
+            await self._exchange("close", {"session_id": session_id}, min(self._deadline_s, CLOSE_DEADLINE_S))
+        except InfrastructureError:
+            # A session that cannot be closed expires. A healthy gym stays healthy, a faulty one as it was.
+            self._fault = sticky
+
+    async def _exchange(
+        self, route: str, body: Mapping[str, Any], deadline_s: float
+    ) -> tuple[dict[str, Any], httpx.Headers]:
+        # ASCII escapes carry whatever a model wrote, lone surrogates included.
+        content = json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await self._http.post(f"/bridge/{route}", content=content)
+        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout):
+            raise self.fail(Kind.TIMEOUT, Scope.SERVICE, f"no answer to {route} within {deadline_s} s") from None
+        except httpx.TransportError as error:
+            raise self.fail(Kind.UNREACHABLE, Scope.SERVICE, f"{route}: {type(error).__name__} {error}") from None
+        try:
+            fields = answer.json()
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            detail = f"{route}: status {answer.status_code} with {len(answer.content)} bytes that are no JSON object"
+            raise self.fail(Kind.PROTOCOL, Scope.SERVICE, detail)
+        # Before anything is believed, a refusal included: whose answer is this?
+        if self._agreed is not None:
+            self._check_identity(self._agreed, answer.headers)
+        if answer.is_error:
+            raise self._refused(route, answer.status_code, fields)
+        return fields, answer.headers
+
+    def _refused(self, route: str, status: int, fields: Mapping[str, Any]) -> InfrastructureError:
+        detail = f"{route}: {fields.get('detail')}"
+        try:
+            return self.fail(Kind(fields.get("kind")), Scope(fields.get("scope")), detail)
+        except ValueError:
+            kind = Kind.SERVICE_ERROR if status >= 500 else Kind.PROTOCOL
+            return self.fail(kind, Scope.SERVICE, f"{route}: status {status}, not of this contract")
+
+    def _check_identity(self, agreed: GymIdentity, headers: httpx.Headers) -> None:
+        digest, _, process = headers.get(IDENTITY_HEADER, "").partition(" ")
+        if digest != agreed.digest:
+            raise self.fail(Kind.IDENTITY_CHANGED, Scope.SERVICE, "the answering service is not the agreed one")
+        if process != self._process:
+            raise self.fail(Kind.SESSION_LOST, Scope.SERVICE, "the service was restarted; its sessions are gone")
+
+
+class NemoSession:
+    """One episode on a NeMo service; implements ``gyms.base.Session``."""
+
+    def __init__(self, gym: NemoGym, session_id: str, task_id: str) -> None:
+        self._gym = gym
+        self._session_id = session_id
+        self._task_id = task_id
+        self._calls: list[ToolCall] = []
+        self._observations: list[Observation] = []
+        self._verdict: Verdict | None = None
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        """Opaque id of 128 random bits, never shown to a model."""
+        return self._session_id
+
+    async def call(self, tool: str, arguments: str) -> Observation:
+        """Execute one model call; raises InfrastructureError. The model's failures are observations."""
+        call = ToolCall(tool, arguments)
+        answer = await self._gym.post(
+            "call", session_id=self._session_id, call_id=str(len(self._calls)), tool=tool, arguments=arguments
+        )
+        text, is_error = answer.get("text"), answer.get("is_error")
+        if not isinstance(text, str) or not isinstance(is_error, bool):
+            raise self._gym.fail(Kind.PROTOCOL, Scope.ROLLOUT, "the answer to a call is not an observation")
+        self._calls.append(call)
+        self._observations.append(Observation(text, is_error))
+        return self._observations[-1]
+
+    async def verify(self, answer: str | None, truncated: bool = False) -> Verdict:
+        """End the episode; the verdict is returned only if the independent replay agrees with it.
+
+        Repeated, it asks again and returns the same verdict. Raises InfrastructureError.
+        """
+        fields = await self._gym.post("verify", session_id=self._session_id, answer=answer, truncated=truncated)
+        try:
+            verdict = Verdict(**fields)
+        except TypeError as error:
+            raise self._gym.fail(Kind.PROTOCOL, Scope.ROLLOUT, f"not a verdict: {error}") from None
+        if self._verdict is None:
+            replay = self._gym.tasks.replay(self._task_id, self._calls, answer, truncated)
+            try:
+                require_agreement(replay, self._observations, verdict)
+            except InfrastructureError as error:
+                raise self._gym.fail(error.kind, error.scope, error.detail) from None
+            self._verdict = verdict
+        elif verdict != self._verdict:
+            raise self._gym.fail(Kind.PROTOCOL, Scope.ROLLOUT, "the service changed a verdict it had given")
+        return verdict
+
+    async def close(self) -> None:
+        """Release the session. Idempotent, bounded, never raises."""
+        if not self._closed:
+            self._closed = True
+            await self._gym.release(self._session_id)

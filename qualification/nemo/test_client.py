@@ -1,0 +1,316 @@
+"""NeMo Gym, actual client: what the trainer's own client makes of a real NeMo server.
+
+The client under test is the one that training uses; nothing of upstream is imported beside it.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from typing import Any
+
+import psutil
+import pytest
+
+from gyms.base import Kind, Replay, ToolCall
+from gyms.blocking import BlockingGym, BlockingSession
+from gyms.german_orders import GermanOrders
+from harness.checks import check, explain
+from harness.evidence import Evidence
+from harness.faults import Fault, FaultProxy
+from harness.files import ROOT
+from harness.run import Run
+from harness.services import NemoService
+from harness.stage import stage
+from qualification.nemo.conftest import Connect, Serve
+from qualification.nemo.wire import Wire
+from qualification.scenarios import HOSTILE_CALLS, MALFORMED_CALLS, fault_of, play, right_answer, right_path
+
+pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
+
+TASK = "v1/dev/0/0"
+SHORT_S = 1.5
+"""Deadline of clients that will meet a fault, seconds."""
+BOUND_S = 10 * SHORT_S + 15
+"""What any faulted call may take on a busy machine; a hang takes for ever."""
+
+
+@check("NEMO-C-01", broken="ids_are_a_counter")
+def test_every_rollout_has_a_fresh_opaque_id(nemo: Wire, connect: Connect, evidence: Evidence) -> None:
+    """Every rollout MUST get an id of at least 128 random bits, and an id MUST NOT open a second rollout."""
+    gym = connect()
+    sessions = [gym.open(TASK) for _ in range(64)]
+    ids = [session.id for session in sessions]
+    agreed = {"task_id": TASK, "identity": gym.identity().digest}
+    while_open = nemo.bridge("open", session_id=ids[0], **agreed).json().get("kind")
+    sessions[0].close()
+    once_closed = nemo.bridge("open", session_id=ids[0], **agreed).json().get("kind")
+    # Of 64 random hex digits hardly ever fewer than 10 of the 16 differ; of a counter's leading ones, none.
+    digits = min(len({session_id[position] for session_id in ids}) for position in range(32))
+    seen = {"ids": len(set(ids)), "shortest": min(map(len, ids)), "random": digits >= 8}
+    seen["opened again"] = [while_open, once_closed]
+    evidence.measure(**seen, fewest_digits_in_a_position=digits)
+    expected = {"ids": 64, "shortest": 32, "random": True, "opened again": ["protocol", "session_lost"]}
+    assert seen == expected, explain(
+        subject="64 session ids in hex, and opening the first one again",
+        expected=expected,
+        got=seen,
+        cause="ids are counted or derived, or the server reopens one that it knows",
+    )
+
+
+@check("NEMO-C-02", broken="the_id_is_shown")
+def test_the_model_sees_nothing_of_the_machinery(
+    connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence
+) -> None:
+    """Session id, secret, URL, nonce and digests MUST NOT occur in anything a model could see."""
+    gym = connect()
+    ids, visible = [], [json.dumps([orders.prompt(TASK), orders.tools], ensure_ascii=False)]
+    for calls in (HOSTILE_CALLS, *(script.calls for script in orders.scripts(TASK).values())):
+        with gym.open(TASK) as session:
+            ids.append(session.id)
+            visible += [session.call(call.tool, call.arguments).text for call in calls]
+    identity = gym.identity()
+    hidden = [*ids, service.secret, service.server.url, service.process["nonce"], identity.core, identity.digest]
+    shown = [part for part in hidden if any(part in text for text in visible)]
+    evidence.attach("visible.json", visible)
+    evidence.measure(texts=len(visible), hidden=len(hidden))
+    assert shown == [], explain(
+        subject="prompt, tool schemas and observations of all scripts and hostile calls",
+        expected="nothing of ids, secret, URL, nonce or digests",
+        got=shown,
+        cause="an error text or an observation carries what only client and server may know",
+    )
+
+
+@check("NEMO-C-03", broken="reward_is_shaped_by_the_client")
+def test_the_clients_verdict_is_the_native_one(
+    nemo: Wire, connect: Connect, orders: GermanOrders, evidence: Evidence
+) -> None:
+    """The client's verdict MUST equal upstream's native ``/verify`` on the same episode."""
+    gym = connect()
+    ours, theirs = {}, {}
+    for name in ("oracle", "wrong", "noop", "spam", "foreign", "guess", "no_calculation"):
+        script = orders.scripts(TASK)[name]
+        verdict = play(gym, TASK, script).verdict
+        native = nemo.rollout(TASK).play(script)
+        ours[name] = (verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts))
+        theirs[name] = (native["reward"], native["strict"], native["outcome"], {p: native[p] for p in verdict.parts})
+    evidence.attach("verdicts.json", {"client": ours, "native": theirs})
+    assert ours == theirs, explain(
+        subject="verdict of every script through the client and by native /verify",
+        expected=theirs,
+        got=ours,
+        cause="the client computes, rounds or shapes what it should pass on",
+    )
+
+
+@check("NEMO-C-04", broken="malformed_calls_raise")
+def test_malformed_calls_become_observations(connect: Connect, orders: GermanOrders, evidence: Evidence) -> None:
+    """Whatever a model writes MUST come back as an error observation, and the episode MUST go on to its reward."""
+    # A lone surrogate is what a decoder may make of half a character.
+    calls = [*MALFORMED_CALLS, ToolCall("calculator", '{"expression": "\ud800"}'), ToolCall("\ud800", "{}")]
+    with connect().open(TASK) as session:
+        shown = {fault_of(lambda call=call: session.call(call.tool, call.arguments).is_error) for call in calls}
+        for call in right_path(orders, TASK):
+            fault_of(lambda call=call: session.call(call.tool, call.arguments))
+        reward = fault_of(lambda: session.verify(right_answer(orders, TASK)).reward)
+    evidence.measure(calls=len(calls))
+    assert (shown, reward) == ({(None, True)}, (None, 1.0)), explain(
+        subject=f"(exception, is_error) of {len(calls)} malformed or hostile calls; then the reward of the right path",
+        expected=({(None, True)}, (None, 1.0)),
+        got=(shown, reward),
+        cause="the client decodes arguments, or takes a model's failure for the infrastructure's",
+    )
+
+
+@check("NEMO-C-05", broken="identity_is_checked_once")
+def test_a_changed_source_is_refused(serve: Serve, connect: Connect, run: Run, evidence: Evidence) -> None:
+    """A service that comes back with other source MUST be refused at open and in mid-episode."""
+    first = serve()
+    at_open, mid_episode = connect(first), connect(first)
+    session = mid_episode.open(TASK)
+    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
+    with (edited.python_path / "gyms/german/verifier.py").open("a") as file:
+        file.write("# changed\n")
+    first.server.stop()
+    serve(edited, ports=[first.server.port], secret=first.secret)
+    kinds = {
+        "open": fault_of(lambda: at_open.open(TASK))[0],
+        "call": fault_of(lambda: session.call("lookup", "{}"))[0],
+    }
+    evidence.measure(**kinds)
+    expected = dict.fromkeys(kinds, Kind.IDENTITY_CHANGED)
+    assert kinds == expected, explain(
+        subject="a client that agreed with one service and is answered by another on the same port",
+        expected=expected,
+        got=kinds,
+        cause="identity is checked when connecting and taken for granted afterwards",
+    )
+
+
+@check("NEMO-C-06", broken="faults_become_zero_reward")
+def test_a_broken_service_is_typed_sticky_and_bounded(serve: Serve, connect: Connect, evidence: Evidence) -> None:
+    """Every way a service can break MUST give its typed error, at once and from then on, and never a reward."""
+    doomed = serve()
+    seen: dict[str, tuple[object, ...]] = {}
+    started = time.monotonic()
+    with FaultProxy(doomed.server.port) as proxy:
+        for fault in Fault:
+            proxy.fault = Fault.NONE
+            gym = connect(doomed, url=proxy.url, deadline_s=SHORT_S)
+            session, before = gym.open(TASK), proxy.requests
+            proxy.fault = fault
+            # The last figure is how often the client sent something: a call is never sent again.
+            seen[fault] = (*_kinds(gym, session), proxy.requests - before)
+    gyms = [connect(doomed, deadline_s=SHORT_S) for _ in range(3)]
+    sessions = [gym.open(TASK) for gym in gyms]
+    doomed.server.pause()
+    seen["hung"] = _kinds(gyms[0], sessions[0], doomed.server.resume)
+    doomed.server.kill()
+    seen["killed"] = _kinds(gyms[1], sessions[1])
+    serve(ports=[doomed.server.port], secret=doomed.secret)
+    seen["restarted"] = _kinds(gyms[2], sessions[2])
+    evidence.measure(seconds=time.monotonic() - started, seen=seen)
+    assert seen == BROKEN_SERVICES, explain(
+        subject="kinds at a call, verify and open under each fault, all within bounds, and how often was sent",
+        expected=BROKEN_SERVICES,
+        got=seen,
+        cause="a fault is retried, forgotten, or turned into an observation or a reward",
+    )
+
+
+@check("NEMO-C-07", broken="retries_count_twice")
+def test_a_repeated_delivery_counts_once(
+    nemo: Wire, connect: Connect, orders: GermanOrders, evidence: Evidence
+) -> None:
+    """A call id or a verify that arrives twice MUST give the same answer and MUST count once."""
+    with connect().open(TASK) as session:
+        call = {"session_id": session.id, "tool": "lookup", "arguments": "{", "call_id": "again"}
+        answers = [nemo.bridge("call", **call).json() for _ in range(3)]
+        verdicts = [nemo.bridge("verify", session_id=session.id, answer=text).json() for text in ("1", "2", None)]
+    replay = orders.replay(TASK, [ToolCall("lookup", "{")], "1")
+    seen = (len({json.dumps(answer) for answer in answers}), [verdict["parts"] for verdict in verdicts])
+    evidence.attach("answers.json", {"calls": answers, "verdicts": verdicts})
+    expected = (1, [dict(replay.verdict.parts)] * 3)
+    assert seen == expected, explain(
+        subject="different answers to one call id sent three times, and the parts of three verdicts",
+        expected=expected,
+        got=seen,
+        cause="a repeated delivery is executed again",
+    )
+
+
+@check("NEMO-C-08", broken="the_last_session_wins")
+def test_sixteen_clients_are_isolated_on_loopback(
+    connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen concurrent clients MUST each get their own episode, on loopback, past any configured proxy."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    tasks = [f"v1/dev/8/{index}" for index in range(16)]
+    gyms, everyone_open = [connect() for _ in tasks], Barrier(16)
+
+    def episode(number: int) -> object:
+        with gyms[number].open(tasks[number]) as session:
+            everyone_open.wait(timeout=60)
+            for call in right_path(orders, tasks[number]):
+                session.call(call.tool, call.arguments)
+            return session.verify(right_answer(orders, tasks[number])).outcome
+
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(lambda number: fault_of(lambda: episode(number)), range(16)))
+    listening = psutil.Process(service.server.pid).net_connections("tcp")
+    addresses = {c.laddr.ip for c in listening if c.status == psutil.CONN_LISTEN}
+    evidence.measure(addresses=sorted(addresses))
+    assert (set(outcomes), addresses) == ({(None, "solved")}, {"127.0.0.1"}), explain(
+        subject="outcomes of sixteen concurrent clients, and addresses the server listens on",
+        expected=({(None, "solved")}, {"127.0.0.1"}),
+        got=(set(outcomes), addresses),
+        cause="clients share a session, cookies or a proxy, or the server is open to the network",
+    )
+
+
+@check("NEMO-C-09", broken="faults_are_forgotten")
+def test_sessions_are_closed_and_faults_stick(
+    nemo: Wire, connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence
+) -> None:
+    """Every end MUST close its sessions, a fault MUST stick until its owner resets it, a disagreeing replay is one."""
+    gym, sceptic = connect(), connect(tasks=DisagreeingOrders())
+    open_before = nemo.state()["open"]
+    fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]))
+    fault_of(lambda: _raise_inside(gym))
+    subprocess.run(
+        [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret], cwd=ROOT, timeout=60
+    )
+    seen: dict[str, object] = {"left open": nemo.state()["open"] - open_before}
+    faulted, healthy = gym.open(TASK), gym.open(TASK)
+    nemo.bridge("fault", session_id=faulted.id)
+    attempts = (faulted, healthy, healthy)
+    seen["after a fault"] = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in attempts]
+    gym.reset_fault()
+    seen["after a reset"] = fault_of(lambda: healthy.call("lookup", "{}").is_error)
+    seen["disagreeing replay"] = fault_of(lambda: play(sceptic, TASK, orders.scripts(TASK)["oracle"]))[0]
+    evidence.measure(**seen)
+    expected = {
+        "left open": 0,
+        "after a fault": ["service_error"] * 3,
+        "after a reset": (None, True),
+        "disagreeing replay": "replay_disagreement",
+    }
+    assert seen == expected, explain(
+        subject="sessions left open by success, exception and exit; kinds after a fault; a replay that disagrees",
+        expected=expected,
+        got=seen,
+        cause="an end does not close, or a fault is cleared by something else than its owner",
+    )
+
+
+BROKEN_SERVICES: dict[str, tuple[object, ...]] = {
+    Fault.NONE: (None, None, None, True, 3),
+    Fault.CUT: (Kind.UNREACHABLE,) * 3 + (True, 1),
+    Fault.RESET: (Kind.UNREACHABLE,) * 3 + (True, 1),
+    Fault.STALL: (Kind.TIMEOUT,) * 3 + (True, 1),
+    Fault.REFUSE: (Kind.UNREACHABLE,) * 3 + (True, 0),
+    Fault.EMPTY: (Kind.PROTOCOL,) * 3 + (True, 0),
+    "hung": (Kind.TIMEOUT,) * 3 + (True,),
+    "killed": (Kind.UNREACHABLE,) * 3 + (True,),
+    "restarted": (Kind.SESSION_LOST,) * 3 + (True,),
+}
+"""Kinds at a call, verify and open; whether all were within bounds; deliveries where the proxy counts them."""
+
+
+def _kinds(gym: BlockingGym, session: BlockingSession, heal: Callable[[], None] = lambda: None) -> tuple[object, ...]:
+    """Return the kinds at a call, then, with the service healed, at verify and open, and whether it was bounded."""
+    started = time.monotonic()
+    at_call = fault_of(lambda: session.call("lookup", "{}"))[0]
+    heal()
+    at_verify = fault_of(lambda: session.verify("1"))[0]
+    at_open = fault_of(lambda: gym.open(TASK))[0]
+    return at_call, at_verify, at_open, time.monotonic() - started < BOUND_S
+
+
+def _raise_inside(gym: BlockingGym) -> None:
+    with gym.open(TASK):
+        raise ValueError("the trainer failed")
+
+
+class DisagreeingOrders(GermanOrders):
+    """A replay that pays nothing: the gym's verdict and the replay's must not both be believed."""
+
+    def replay(self, *arguments: Any, **named: Any) -> Replay:
+        told = super().replay(*arguments, **named)
+        return replace(told, verdict=replace(told.verdict, reward=0.5))
+
+
+EXIT_WITHOUT_CLOSING = """
+import sys
+from gyms.blocking import BlockingGym
+from gyms.german_orders import GermanOrders
+from gyms.nemo.client import NemoGym
+gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders()))
+sessions = [gym.open("v1/dev/0/0") for _ in range(3)]
+"""

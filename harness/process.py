@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -49,7 +50,7 @@ class Owner:
         environment = {name: value for name, value in os.environ.items() if name != reaper.RUN_VARIABLE}
         # The write end of this pipe closes when this process ends, in whatever way.
         self._reaper = subprocess.Popen(
-            [sys.executable, "-P", reaper.__file__, self.nonce],
+            [sys.executable, "-P", reaper.__file__, self.nonce, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,10 +59,16 @@ class Owner:
         )
 
     def close(self) -> None:
-        """Let the reaper kill what is left and wait for it."""
+        """Let the reaper kill what is left and wait for it. Idempotent."""
         assert self._reaper.stdin is not None
-        self._reaper.stdin.close()
-        self._reaper.wait(timeout=30)
+        if self._reaper.stdin.closed:
+            return
+        # A byte, since a process that we forked and that is still alive keeps end of file away.
+        with suppress(BrokenPipeError), self._reaper.stdin as pipe:
+            pipe.write(b"\n")
+        if self._reaper.wait(timeout=30) != 0:
+            # It was killed, or could not finish: nobody else is left to do it.
+            reaper.kill_marked(reaper.RUN_VARIABLE, self.nonce, quiet_scans=reaper.QUIET_SCANS)
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,14 @@ class Server:
         return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP): it hangs without dying."""
+        """Freeze the server (SIGSTOP): it hangs without dying. Returns once it is frozen."""
         os.killpg(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        # The signal is delivered when the server is scheduled next; until then it may still answer.
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self.name} (pid {self.pid}) did not stop within 10 s of SIGSTOP")
+            time.sleep(0.01)
 
     def resume(self) -> None:
         """Undo ``pause``."""
@@ -190,7 +203,9 @@ def free_ports() -> Iterator[int]:
     while True:
         with socket.socket() as probe:
             probe.bind((LOOPBACK, 0))
-            yield probe.getsockname()[1]
+            port = probe.getsockname()[1]
+        # Outside of the block, or the port would stay bound until the next one is asked for.
+        yield port
 
 
 def require_free(port: int) -> None:
@@ -221,17 +236,21 @@ def _holder(port: int) -> str:
 def _spawn(name: str, port: int, launch: Launch, owner: Owner, folder: Path) -> Server:
     mark = secrets.token_hex(8)
     marks = {reaper.RUN_VARIABLE: owner.nonce, reaper.SERVER_VARIABLE: mark}
-    log = folder / f"{name}-{port}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            launch.argv,
-            cwd=folder,
-            env=child_environment({**launch.environment, **marks}, home=folder),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    # A log of its own for every start: an old one must not explain a new failure.
+    log = folder / f"{name}-{port}-{mark[:6]}.log"
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                launch.argv,
+                cwd=folder,
+                env=child_environment({**launch.environment, **marks}, home=folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerFailed(f"{name}: cannot run {launch.argv[0]} ({error.strerror})") from None
     return Server(name, port, process, log, mark)
 
 
@@ -252,7 +271,13 @@ def _wait_until_ours(server: Server, identify: Callable[[Server], tuple[str, int
             )
         time.sleep(0.05)
     # Only now is a byte sent: before, the port could have been a stranger's.
-    return identify(server) == (nonce, server.pid)
+    named = identify(server)
+    if named != (nonce, server.pid):
+        raise ServerFailed(
+            f"{server.name} on port {server.port} names itself {named} instead of {(nonce, server.pid)}; "
+            f"its log ends:\n{server.log_tail()}"
+        )
+    return True
 
 
 def _listens(server: Server) -> bool:

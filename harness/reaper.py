@@ -1,20 +1,25 @@
 """Kills what a dead owner left behind.
 
-Run as a script with the owner's nonce and a pipe on standard input. The owner holds the other end and never
-writes: end of file means that it is gone, however it ended. Every process whose environment holds exactly
-``GYMQUAL_RUN=<nonce>`` is then killed, daemonised grandchildren included, since a variable is inherited where
-parentage and process groups are not. A process that replaces its environment escapes; nothing here does.
+Run as a script with the owner's nonce and pid, and a pipe on standard input. A byte means that the owner
+closes; end of file, or another parent, that it is gone, however it ended. Every process whose environment
+holds exactly ``GYMQUAL_RUN=<nonce>`` is then killed, daemonised grandchildren included, since a variable is
+inherited where parentage and process groups are not. A process that replaces its environment escapes;
+nothing here does. Killing both owner and reaper leaves servers alive.
 """
 
+import os
 import sys
 import time
+from select import select
 
 import psutil
 
 RUN_VARIABLE = "GYMQUAL_RUN"
 SERVER_VARIABLE = "GYMQUAL_SERVER"
 _PAUSE_S = 0.1
-_QUIET_SCANS = 3
+_LOOK_S = 1.0
+QUIET_SCANS = 3
+"""Several scans: a child between fork and exec still has its owner's environment and not the mark."""
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
@@ -54,6 +59,8 @@ def kill_marked(variable: str, value: str, quiet_scans: int = 1, limit_s: float 
 
 
 if __name__ == "__main__":
-    sys.stdin.buffer.read()
-    # Several scans: a child between fork and exec still has the owner's environment and not the mark.
-    kill_marked(RUN_VARIABLE, sys.argv[1], quiet_scans=_QUIET_SCANS)
+    nonce, owner = sys.argv[1], int(sys.argv[2])
+    # A process that the owner forked and that outlives it keeps the pipe open: hence the look at the parent.
+    while not select([sys.stdin], [], [], _LOOK_S)[0] and os.getppid() == owner:
+        pass
+    kill_marked(RUN_VARIABLE, nonce, quiet_scans=QUIET_SCANS)

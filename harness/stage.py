@@ -48,6 +48,8 @@ def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
             copytree(source, project / part, ignore=_IGNORED)
         else:
             copy2(source, project / part)
+    # Upstream runs pytest in there: it must not find the configuration of a checkout around the run.
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     # Written here and not committed: a row names the digest of the core it was made for.
     core = loaded.core_on_disk(subject.python_path / "gyms")
     lines = [json.dumps(rows.row(task, core), ensure_ascii=False) for task in _EXAMPLE_TASKS]

@@ -36,6 +36,8 @@ class Started:
     """Pid of the process that runs the test; in a parallel run that is a worker."""
     pids: tuple[int, ...]
     ports: tuple[int, ...]
+    spared: int = 0
+    """Pid of a process that is not ours to end."""
 
     @property
     def names(self) -> set[str]:
@@ -101,6 +103,11 @@ class PytestRun:
         self._started = Started(nonce, self._process.pid, (server.pid,), (port,))
         return self._started
 
+    def child_of(self, word: str) -> psutil.Process:
+        """Return the child process that has ``word`` on its command line."""
+        children = psutil.Process(self._process.pid).children()
+        return next(child for child in children if word in child.cmdline())
+
     def left_behind(self, limit_s: float = GONE_WITHIN_S) -> Mapping[str, str]:
         """Return what is still there after ``limit_s``; empty as soon as nothing is. Zombies are gone."""
         deadline = time.monotonic() + limit_s
@@ -111,7 +118,9 @@ class PytestRun:
     def _left(self) -> dict[str, str]:
         ports = self._started.ports if self._started else ()
         listening = {c.laddr[1] for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr}
-        marked = [process for mark in self._marks().items() for process in reaper.marked(*mark)]
+        spared = self._started.spared if self._started else 0
+        found = (process for mark in self._marks().items() for process in reaper.marked(*mark))
+        marked = [process for process in found if process.pid != spared]
         return {f"process {process.pid}": str(process) for process in marked} | {
             f"port {port}": "listens" for port in ports if port in listening
         }
@@ -124,7 +133,13 @@ class PytestRun:
         told = self._output.with_name("started.json")
         if told.exists():
             fields = json.loads(told.read_text(encoding="utf-8"))
-            self._started = Started(fields["nonce"], fields["tester"], tuple(fields["pids"]), tuple(fields["ports"]))
+            self._started = Started(
+                fields["nonce"],
+                fields["tester"],
+                tuple(fields["pids"]),
+                tuple(fields["ports"]),
+                fields["spared"],
+            )
         return self._started
 
     def _running(self, script: str) -> psutil.Process | None:

@@ -21,6 +21,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def fork_child() -> int:
+    """Fork a child that keeps every open descriptor, the reaper's pipe included, and outlives this test."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    return child
+
+
 @pytest.fixture(params=["polite", "deaf"])
 def server(run: Run, request: pytest.FixtureRequest) -> Server:
     """A server that is nobody's to stop, told of in ``started.json``."""
@@ -31,6 +40,7 @@ def server(run: Run, request: pytest.FixtureRequest) -> Server:
         "tester": os.getpid(),
         "pids": [started.pid, daemon["pid"]],
         "ports": [started.port, daemon["port"]],
+        "spared": fork_child() if "forks" in request.node.name else 0,
     }
     write_atomically(Path(__file__).with_name("started.json"), json.dumps(told).encode())
     return started
@@ -54,3 +64,8 @@ def test_waits(server: Server) -> None:
     """Wait to be ended."""
     for _ in range(WAIT_S * 10):
         time.sleep(0.1)
+
+
+def test_forks(server: Server) -> None:
+    """Wait to be ended while a forked child lives, as a data loader's worker does."""
+    test_waits(server)

@@ -1,18 +1,27 @@
-"""The synchronous face of a gym, for trainers that are not asynchronous (TRL calls tools synchronously).
+"""The synchronous face of a gym, for trainers that call tools synchronously, as TRL does.
 
-All calls run on one event loop in a thread of its own, so that sessions of one batch share connections.
-Everything that is open is closed when the process ends, in whatever order its modules are torn down.
+The contract is asynchronous. A gym whose transport blocks has coroutines that never suspend, so that they
+are simply run to their end in the calling thread: no event loop, no second thread, and nothing to be torn
+down in the wrong order when the process ends.
 """
 
-import asyncio
 import atexit
-import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from gyms.base import Gym, GymIdentity, Observation, Session, Verdict
 
 Result = TypeVar("Result")
+
+
+def run_to_end(call: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that never suspends; raises RuntimeError if it does."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    call.close()
+    raise RuntimeError("this gym needs an event loop; give it a blocking transport")
 
 
 class ClosableGym(Gym, Protocol):
@@ -28,17 +37,14 @@ class ClosableGym(Gym, Protocol):
 
 
 class BlockingGym:
-    """A gym whose calls block. Thread-safe: any thread may call."""
+    """A gym whose calls block. What is open is closed at the latest when the interpreter exits."""
 
     def __init__(self, gym: ClosableGym) -> None:
+        """Connect; raises InfrastructureError. ``gym`` must have a blocking transport."""
         self._gym = gym
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gym", daemon=True)
-        self._thread.start()
-        self._closed = False
         atexit.register(self.close)
         try:
-            self.wait_for(gym.connect())
+            run_to_end(gym.connect())
         except BaseException:
             self.close()
             raise
@@ -55,35 +61,22 @@ class BlockingGym:
 
     def open(self, task_id: str) -> "BlockingSession":
         """Open a fresh episode; raises InfrastructureError."""
-        return BlockingSession(self, self.wait_for(self._gym.open(task_id)))
+        return BlockingSession(run_to_end(self._gym.open(task_id)))
 
     def reset_fault(self) -> None:
         """Forget the sticky fault; for the owner of the service alone."""
         self._gym.reset_fault()
 
     def close(self) -> None:
-        """Close every session, the connections and the loop. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """Close every session and the connections. Idempotent, bounded, never raises."""
         atexit.unregister(self.close)
-        try:
-            self.wait_for(self._gym.close())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
-            self._loop.close()
-
-    def wait_for(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine of this gym to its end; the gym's own deadlines bound it."""
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        run_to_end(self._gym.close())
 
 
 class BlockingSession:
     """One episode whose calls block."""
 
-    def __init__(self, gym: BlockingGym, session: Session) -> None:
-        self._gym = gym
+    def __init__(self, session: Session) -> None:
         self._session = session
 
     def __enter__(self) -> "BlockingSession":
@@ -99,12 +92,12 @@ class BlockingSession:
 
     def call(self, tool: str, arguments: str) -> Observation:
         """Execute one model call; raises InfrastructureError."""
-        return self._gym.wait_for(self._session.call(tool, arguments))
+        return run_to_end(self._session.call(tool, arguments))
 
     def verify(self, answer: str | None, truncated: bool = False) -> Verdict:
         """End the episode and judge it; raises InfrastructureError."""
-        return self._gym.wait_for(self._session.verify(answer, truncated))
+        return run_to_end(self._session.verify(answer, truncated))
 
     def close(self) -> None:
         """Release the session. Idempotent."""
-        self._gym.wait_for(self._session.close())
+        run_to_end(self._session.close())

@@ -1,18 +1,19 @@
 """The trainer's client of the NeMo server: the gym contract over the bridge routes.
 
-Needs nothing of upstream. One HTTP client per gym, without cookies, proxies or retries: a call is sent
-once, and whatever may have happened to it is an infrastructure failure, never a second call.
+Needs nothing of upstream. A call is sent once, and whatever may have happened to it is an infrastructure
+failure, never a second call.
 """
 
-import asyncio
 import json
 import secrets
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from gyms import transport
 from gyms.base import (
     GymIdentity,
     InfrastructureError,
@@ -29,7 +30,7 @@ from gyms.nemo.launch import IDENTITY_HEADER, SECRET_HEADER
 
 DEFAULT_DEADLINE_S = 30.0
 CLOSE_DEADLINE_S = 5.0
-"""Closing is a courtesy to the server: it may not hold up a trainer that is ending."""
+"""For closing all that is open. A courtesy to the server: it may not hold up a trainer that is ending."""
 
 
 class NemoGym:
@@ -43,8 +44,13 @@ class NemoGym:
         *,
         expected: GymIdentity | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
+        blocking: bool = False,
     ) -> None:
-        """``deadline_s`` bounds every call as a whole; ``expected`` refuses any other service at ``connect``."""
+        """Name the service; ``connect`` reaches it.
+
+        ``deadline_s`` bounds every call as a whole, ``expected`` refuses any other service at ``connect``,
+        ``blocking`` makes every coroutine run to its end without an event loop, for ``BlockingGym``.
+        """
         self.tasks = tasks
         self._deadline_s = deadline_s
         self._expected = expected
@@ -52,13 +58,8 @@ class NemoGym:
         self._process = ""
         self._fault: InfrastructureError | None = None
         self._open: dict[str, NemoSession] = {}
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={SECRET_HEADER: secret},
-            trust_env=False,
-            timeout=httpx.Timeout(deadline_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        )
+        kind = transport.BlockingHttp if blocking else transport.AsyncHttp
+        self._http: transport.Transport = kind(url, {SECRET_HEADER: secret})
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -105,8 +106,11 @@ class NemoGym:
 
     async def close(self) -> None:
         """Close every session that is still open, then the connections. Idempotent, bounded, never raises."""
-        await asyncio.gather(*(session.close() for session in list(self._open.values())))
-        await self._http.aclose()
+        until = time.monotonic() + CLOSE_DEADLINE_S
+        for session in list(self._open.values()):
+            if time.monotonic() < until:
+                await session.close()
+        await self._http.close()
 
     # ---- for sessions ------------------------------------------------------------------------------
 
@@ -144,24 +148,21 @@ class NemoGym:
         # ASCII escapes carry whatever a model wrote, lone surrogates included.
         content = json.dumps(body).encode()
         try:
-            async with asyncio.timeout(deadline_s):
-                answer = await self._http.post(f"/bridge/{route}", content=content)
-        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout):
-            raise self.fail(Kind.TIMEOUT, Scope.SERVICE, f"no answer to {route} within {deadline_s} s") from None
-        except httpx.TransportError as error:
-            raise self.fail(Kind.UNREACHABLE, Scope.SERVICE, f"{route}: {type(error).__name__} {error}") from None
+            answer = await self._http.post(f"/bridge/{route}", content, deadline_s)
+        except transport.TransportFault as fault:
+            raise self.fail(fault.kind, Scope.SERVICE, str(fault)) from None
         try:
-            fields = answer.json()
+            fields = json.loads(answer.content)
         except ValueError:
             fields = None
         if not isinstance(fields, dict):
-            detail = f"{route}: status {answer.status_code} with {len(answer.content)} bytes that are no JSON object"
+            detail = f"{route}: status {answer.status} with {len(answer.content)} bytes that are no JSON object"
             raise self.fail(Kind.PROTOCOL, Scope.SERVICE, detail)
         # Before anything is believed, a refusal included: whose answer is this?
         if self._agreed is not None:
             self._check_identity(self._agreed, answer.headers)
-        if answer.is_error:
-            raise self._refused(route, answer.status_code, fields)
+        if answer.status != httpx.codes.OK:
+            raise self._refused(route, answer.status, fields)
         return fields, answer.headers
 
     def _refused(self, route: str, status: int, fields: Mapping[str, Any]) -> InfrastructureError:

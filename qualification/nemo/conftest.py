@@ -99,7 +99,8 @@ def connect(service: NemoService, orders: GermanOrders) -> Iterator[Connect]:
         to: NemoService | None = None, url: str | None = None, tasks: TaskSet | None = None, **settings: Any
     ) -> BlockingGym:
         to = to or service
-        gyms.append(BlockingGym(NemoGym(url or to.server.url, to.secret, tasks or orders, **settings)))
+        client = NemoGym(url or to.server.url, to.secret, tasks or orders, blocking=True, **settings)
+        gyms.append(BlockingGym(client))
         return gyms[-1]
 
     yield connect_to

@@ -311,6 +311,6 @@ import sys
 from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo.client import NemoGym
-gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders()))
+gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders(), blocking=True))
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]
 """

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S
 from harness import __version__, bench, manifest, stacks
+from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
 from harness.process import Owner, require_free
@@ -63,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     verify = command("verify", _verify, "recompute everything a run directory claims, offline")
-    verify.add_argument("directory", type=Path)
+    verify.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+
+    both = command("compare", _compare, "show how two run directories differ; exit 1 if outcomes do")
+    both.add_argument("left", type=Path, metavar="A")
+    both.add_argument("right", type=Path, metavar="B")
 
     measure = command("bench", _bench, "measure speed as ratios against upstream; exit 1 if a goal is missed")
     measure.add_argument("subject", choices=list(BENCHES))
@@ -127,10 +132,22 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    claims = manifest.verify(options.directory)
-    for line in claims.lines:
-        print(line)
-    return 1 if claims.broken else 0
+    broken = 0
+    for directory in options.directories:
+        claims = manifest.verify(directory)
+        if len(options.directories) > 1:
+            print(f"{directory}:")
+        print("\n".join(claims.lines))
+        broken += claims.broken
+    return 1 if broken else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    result = compare(manifest.read(options.left), manifest.read(options.right))
+    print("\n".join(result.lines))
+    if result.refusal:
+        raise HarnessError(result.refusal)
+    return 0 if result.same_outcomes else 1
 
 
 def _bench(options: argparse.Namespace) -> int:

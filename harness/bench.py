@@ -7,6 +7,7 @@ met if the median ratio, over that A/A median, is within its bound.
 import asyncio
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 
 import httpx
 
+from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo import rows
+from gyms.nemo.client import NemoGym
 from harness.process import Owner, Server
 from harness.services import NemoService, start_nemo, start_trivial_nemo
 from harness.stacks import find_stack
@@ -70,13 +73,18 @@ def bench_nemo(say: Say) -> list[Figure]:
         start_cpu_s = served.server.cpu_s()
         trivial = start_trivial_nemo(stack, subject, owner, folder / "trivial")
         figures = [Figure("start to healthy", start_cpu_s, 3.0, "CPU-s")]
+        # On the fresh server: later blocks would have grown it already.
+        say(f"{SESSIONS} sessions one after another, after {WARM_UP_SESSIONS} of warm-up")
+        figures += _growth(served)
         for name, calls in (("native", _native_block), ("bridge", _bridge_block)):
             say(f"{ROUNDS} interleaved pairs of {CALLS_PER_BLOCK} tool calls, {name} route")
             ratio, control = paired(lambda calls=calls: calls(served), lambda: _trivial_block(trivial))
             note = f"raw {ratio:.3f}, A/A {control:.3f}"
             figures.append(Figure(f"server CPU per call over upstream, {name}", ratio / control, 1.15, "x", note))
-        say(f"{SESSIONS} sessions one after another, after {WARM_UP_SESSIONS} of warm-up")
-        figures += _growth(served)
+        say(f"{ROUNDS} interleaved pairs of {CALLS_PER_SESSION} calls, client and bare HTTP loop")
+        ratio, control = _client_wall(served)
+        note = f"raw {ratio:.3f}, A/A {control:.3f}"
+        figures.append(Figure("client wall per call over a bare HTTP loop", ratio / control, 1.3, "x", note))
         say(f"{CONCURRENT} sessions at once")
         figures.append(Figure(f"errors with {CONCURRENT} concurrent sessions", _concurrent_errors(served), 0, "errors"))
         return figures
@@ -146,6 +154,34 @@ def _bridge_block(served: NemoService) -> float:
         for session in sessions:
             _post(client, served, "close", session_id=session)
     return cpu
+
+
+def _client_wall(served: NemoService) -> tuple[float, float]:
+    """Return (client over bare loop, bare loop over itself) in wall time per call."""
+    arguments = '{"expression":"12*8-3"}'
+    gym = BlockingGym(NemoGym(served.server.url, served.secret, GermanOrders(), blocking=True))
+    bare = _client(served.server)
+
+    def through_client() -> float:
+        with gym.open(TASK) as session:
+            started = time.perf_counter()
+            for _ in range(CALLS_PER_SESSION):
+                session.call("calculator", arguments)
+            return time.perf_counter() - started
+
+    def through_bare_loop() -> float:
+        session = _open(bare, served)
+        call = {"session_id": session, "tool": "calculator", "arguments": arguments}
+        started = time.perf_counter()
+        for number in range(CALLS_PER_SESSION):
+            _post(bare, served, "call", call_id=str(number), **call)
+        seconds = time.perf_counter() - started
+        _post(bare, served, "close", session_id=session)
+        return seconds
+
+    with gym, bare:
+        # Wall time is noisier than CPU time, and a block is short: more of them.
+        return paired(through_client, through_bare_loop, rounds=5 * ROUNDS)
 
 
 def _post(client: httpx.Client, served: NemoService, route: str, **body: Any) -> Any:

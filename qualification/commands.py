@@ -10,12 +10,12 @@ from harness.files import ROOT
 LIMIT_S = 240
 
 
-def harness(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_harness(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run ``python -m harness`` to its end."""
     return _run([sys.executable, "-m", "harness", *map(str, arguments)], environment)
 
 
-def pytest_run(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_pytest(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run pytest to its end."""
     return _run([sys.executable, "-m", "pytest", "-q", *map(str, arguments)], environment)
 

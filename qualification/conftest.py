@@ -1,10 +1,14 @@
 """What all checks share: hypothesis without luck or clock, and in-process defects for ``--broken``."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
+from harness import manifest
 from harness.plugin import Planted
 from qualification.broken import german
+from qualification.commands import run_pytest
 
 settings.register_profile("qualification", derandomize=True, deadline=None, database=None)
 settings.load_profile("qualification")
@@ -17,3 +21,18 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     if planted is not None:
         german.DEFECTS[planted.defect](monkeypatch)
     return planted
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a real run of a few checks that need no gym."""
+    reports = tmp_path_factory.mktemp("reports")
+    ran = run_pytest("--reports", reports, "qualification/test_german_task.py", "-k", "number or floor")
+    assert ran.returncode == 0, ran.stdout
+    (folder,) = reports.iterdir()
+    # A run of these checks alone attaches no file; one is added as a check would have, and sealed anew.
+    evidence = folder / "evidence" / "TASK-01" / "values.json"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text('{"values": 3}\n')
+    manifest.write(manifest.read(folder).model_copy(update={"files": manifest.list_files(folder)}), folder)
+    return folder

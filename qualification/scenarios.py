@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from gyms.base import InfrastructureError, Replay, Script, TaskSet, ToolCall
+from gyms.base import Gym, InfrastructureError, Replay, Script, TaskSet, ToolCall
 from gyms.blocking import BlockingGym
 
 Result = TypeVar("Result")
@@ -78,6 +78,16 @@ def play(gym: BlockingGym, task_id: str, script: Script) -> Replay:
     with gym.open(task_id) as session:
         observations = tuple(session.call(call.tool, call.arguments) for call in script.calls)
         return Replay(observations, session.verify(script.answer))
+
+
+async def play_async(gym: Gym, task_id: str, script: Script) -> Replay:
+    """Play a scripted episode on the running event loop; see ``play``."""
+    session = await gym.open(task_id)
+    try:
+        observations = [await session.call(call.tool, call.arguments) for call in script.calls]
+        return Replay(tuple(observations), await session.verify(script.answer))
+    finally:
+        await session.close()
 
 
 def fault_of(attempt: Callable[[], Result]) -> tuple[str | None, Result | None]:

@@ -14,7 +14,7 @@ from harness import stacks
 from harness.checks import explain
 from harness.errors import HarnessError, NotTestable
 from harness.files import ROOT
-from qualification.commands import harness, pytest_run
+from qualification.commands import run_harness, run_pytest
 
 pytestmark = pytest.mark.self_test
 
@@ -41,57 +41,57 @@ def _assert_refused(ran: "subprocess.CompletedProcess[str]", *named: str, code: 
 
 def test_an_unknown_gym_is_refused_by_pytest() -> None:
     """``--gym`` with an unknown name MUST say which there are."""
-    _assert_refused(pytest_run("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, all", code=4)
+    _assert_refused(run_pytest("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, all", code=4)
 
 
 def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:
     """``--reports`` that cannot be written MUST be refused before any check runs."""
     (tmp_path / "file").write_text("")
-    ran = pytest_run("--reports", tmp_path / "file" / "reports", "qualification/test_german_task.py")
+    ran = run_pytest("--reports", tmp_path / "file" / "reports", "qualification/test_german_task.py")
     _assert_refused(ran, "--reports: cannot write", "name a writable folder", code=4)
 
 
 def test_a_check_without_its_stack_is_not_testable(tmp_path: Path) -> None:
     """A selected check whose stack is missing MUST fail as not testable and name the command that sets it up."""
     checks = "qualification/nemo/test_service.py"
-    ran = pytest_run("--reports", tmp_path / "reports", checks, GYMQUAL_CACHE=str(tmp_path / "empty"))
+    ran = run_pytest("--reports", tmp_path / "reports", checks, GYMQUAL_CACHE=str(tmp_path / "empty"))
     _assert_refused(ran, "Not testable: the nemo stack is not set up", "python -m harness setup nemo", code=1)
 
 
 def test_an_unknown_gym_is_refused_by_setup() -> None:
     """``setup`` of an unknown gym MUST say which there are."""
-    _assert_refused(harness("setup", "nemmo"), "nemmo", "nemo", "all", code=2)
+    _assert_refused(run_harness("setup", "nemmo"), "nemmo", "nemo", "all", code=2)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/python", "/bin/ls", sys.executable])
 def test_a_wrong_interpreter_is_refused(path: str) -> None:
     """``GYMQUAL_NEMO_PYTHON`` that is missing, no CPython or too old MUST be refused by name."""
-    ran = harness("setup", "nemo", GYMQUAL_NEMO_PYTHON=path)
+    ran = run_harness("setup", "nemo", GYMQUAL_NEMO_PYTHON=path)
     _assert_refused(ran, f"GYMQUAL_NEMO_PYTHON={path}", "3.13.14", code=2)
 
 
 def test_an_unwritable_cache_is_refused(tmp_path: Path) -> None:
     """A cache that cannot be written MUST be refused with the variable that moves it."""
     (tmp_path / "file").write_text("")
-    ran = harness("setup", "nemo", GYMQUAL_CACHE=str(tmp_path / "file"))
+    ran = run_harness("setup", "nemo", GYMQUAL_CACHE=str(tmp_path / "file"))
     _assert_refused(ran, "set GYMQUAL_CACHE to a writable folder", code=2)
 
 
 def test_a_taken_port_is_refused(taken_port: int) -> None:
     """``serve`` on a taken port MUST be refused, and whoever holds it left alone."""
-    ran = harness("serve", "nemo", "--port", str(taken_port))
+    ran = run_harness("serve", "nemo", "--port", str(taken_port))
     _assert_refused(ran, f"port {taken_port} is taken", "name another port", code=2)
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "-1"])
 def test_an_impossible_port_is_refused(port: str) -> None:
     """``serve`` on a number that is no port MUST be refused."""
-    _assert_refused(harness("serve", "nemo", "--port", port), f"port {port}", code=2)
+    _assert_refused(run_harness("serve", "nemo", "--port", port), f"port {port}", code=2)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     """``verify`` of a directory that is no run MUST say so."""
-    _assert_refused(harness("verify", tmp_path), "manifest.json is missing", "run it again", code=2)
+    _assert_refused(run_harness("verify", tmp_path), "manifest.json is missing", "run it again", code=2)
 
 
 def test_a_lock_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,32 +11,15 @@ import pytest
 from harness import manifest
 from harness.checks import explain
 from harness.errors import HarnessError
-from qualification.commands import harness, pytest_run
+from qualification.commands import run_harness
 
 pytestmark = pytest.mark.self_test
 
-CHECKS = "qualification/test_german_task.py"
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a real run of a few checks that need no gym."""
-    reports = tmp_path_factory.mktemp("reports")
-    ran = pytest_run("--reports", reports, CHECKS, "-k", "number or floor")
-    assert ran.returncode == 0, ran.stdout
-    (folder,) = reports.iterdir()
-    # A run of these checks alone attaches no file; one is added as a check would have, and sealed anew.
-    evidence = folder / "evidence" / "TASK-01" / "values.json"
-    evidence.parent.mkdir(parents=True)
-    evidence.write_text('{"values": 3}\n')
-    manifest.write(manifest.read(folder).model_copy(update={"files": manifest.list_files(folder)}), folder)
-    return folder
-
 
 @pytest.fixture
-def run_copy(finished: Path, tmp_path: Path) -> Path:
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of the run to be tampered with."""
-    return copytree(finished, tmp_path / finished.name)
+    return copytree(finished_run, tmp_path / finished_run.name)
 
 
 def _flip(path: Path) -> None:
@@ -79,7 +62,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def test_an_untouched_run_holds(run_copy: Path) -> None:
     """Every claim of a run directory MUST hold wherever it is copied to, offline."""
-    verified = harness("verify", run_copy)
+    verified = run_harness("verify", run_copy)
     assert (verified.returncode, "BROKEN" in verified.stdout) == (0, False), explain(
         subject="harness verify on an untouched copy",
         expected="exit 0, no claim broken",
@@ -93,7 +76,7 @@ def test_a_changed_run_is_named(run_copy: Path, tampering: str) -> None:
     """``verify`` MUST exit 1 and name any changed, missing or extra byte and any claim that no longer follows."""
     tamper, named = TAMPERINGS[tampering]
     tamper(run_copy)
-    verified = harness("verify", run_copy)
+    verified = run_harness("verify", run_copy)
     assert (verified.returncode, named in verified.stdout) == (1, True), explain(
         subject=f"harness verify after: {tampering}",
         expected=(1, named),

@@ -3,6 +3,7 @@
 The client under test is the one that training uses; nothing of upstream is imported beside it.
 """
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from gyms.base import Kind, Replay, ToolCall
+from gyms.base import Kind, Replay, Script, ToolCall, Verdict
 from gyms.blocking import BlockingGym, BlockingSession
 from gyms.german_orders import GermanOrders
+from gyms.nemo.client import NemoGym
 from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.faults import Fault, FaultProxy
@@ -28,7 +30,7 @@ from harness.services import NemoService
 from harness.stage import stage
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
-from qualification.scenarios import HOSTILE_CALLS, MALFORMED_CALLS, fault_of, play, right_answer, right_path
+from qualification.scenarios import HOSTILE_CALLS, MALFORMED_CALLS, fault_of, play, play_async, right_answer, right_path
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -89,22 +91,24 @@ def test_the_model_sees_nothing_of_the_machinery(
 
 @check("NEMO-C-03", broken="reward_is_shaped_by_the_client")
 def test_the_clients_verdict_is_the_native_one(
-    nemo: Wire, connect: Connect, orders: GermanOrders, evidence: Evidence
+    nemo: Wire, service: NemoService, connect: Connect, orders: GermanOrders, evidence: Evidence
 ) -> None:
-    """The client's verdict MUST equal upstream's native ``/verify`` on the same episode."""
+    """The client's verdict, blocking or on an event loop, MUST be upstream's native ``/verify`` of the episode."""
+    names = ("oracle", "wrong", "noop", "spam", "foreign", "guess", "no_calculation")
+    scripts = [orders.scripts(TASK)[name] for name in names]
     gym = connect()
-    ours, theirs = {}, {}
-    for name in ("oracle", "wrong", "noop", "spam", "foreign", "guess", "no_calculation"):
-        script = orders.scripts(TASK)[name]
-        verdict = play(gym, TASK, script).verdict
-        native = nemo.rollout(TASK).play(script)
-        ours[name] = (verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts))
-        theirs[name] = (native["reward"], native["strict"], native["outcome"], {p: native[p] for p in verdict.parts})
-    evidence.attach("verdicts.json", {"client": ours, "native": theirs})
-    assert ours == theirs, explain(
-        subject="verdict of every script through the client and by native /verify",
-        expected=theirs,
-        got=ours,
+    native = [nemo.rollout(TASK).play(script) for script in scripts]
+    seen = {
+        "blocking": [_told(play(gym, TASK, script).verdict) for script in scripts],
+        "event loop": [_told(replay.verdict) for replay in asyncio.run(_play_at_once(service, orders, scripts))],
+    }
+    parts = ("lookup", "calculation", "answer", "errors")
+    told = [(v["reward"], v["strict"], v["outcome"], {part: v[part] for part in parts}) for v in native]
+    evidence.attach("verdicts.json", {**seen, "native": told})
+    assert seen == {"blocking": told, "event loop": told}, explain(
+        subject=f"verdicts of the scripts {names} through the client and by native /verify",
+        expected=told,
+        got=seen,
         cause="the client computes, rounds or shapes what it should pass on",
     )
 
@@ -293,6 +297,16 @@ def _kinds(gym: BlockingGym, session: BlockingSession, heal: Callable[[], None] 
     return at_call, at_verify, at_open, time.monotonic() - started < BOUND_S
 
 
+def _told(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts)
+
+
+async def _play_at_once(service: NemoService, orders: GermanOrders, scripts: list[Script]) -> list[Replay]:
+    """Play all scripts at the same time, each in its own session of one client."""
+    async with NemoGym(service.server.url, service.secret, orders) as gym:
+        return await asyncio.gather(*(play_async(gym, TASK, script) for script in scripts))
+
+
 def _raise_inside(gym: BlockingGym) -> None:
     with gym.open(TASK):
         raise ValueError("the trainer failed")
@@ -310,6 +324,7 @@ EXIT_WITHOUT_CLOSING = """
 import sys
 from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
+from gyms.nemo.client import NemoGym
 from gyms.nemo.client import NemoGym
 gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders(), blocking=True))
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]

@@ -1,0 +1,88 @@
+"""Two runs side by side: what differs in subject, environment, outcomes and measured values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.manifest import CheckRecord, GymRecord, RunManifest, StackRecord
+
+
+@dataclass
+class Comparison:
+    """Lines to print, and whether the two runs came to the same outcomes."""
+
+    lines: list[str] = field(default_factory=list)
+    same_outcomes: bool = True
+    refusal: str = ""
+    """Why measured values were not compared."""
+
+
+def compare(left: RunManifest, right: RunManifest) -> Comparison:
+    """Compare two manifests; measured values only if both runs carried the same task core.
+
+    Raises HarnessError when one examined gyms and the other the checks themselves.
+    """
+    if left.run.mode != right.run.mode:
+        raise HarnessError(
+            f"{left.run.id} is a run of mode {left.run.mode}, {right.run.id} of mode {right.run.mode}; "
+            "compare runs of one mode"
+        )
+    result = Comparison()
+    facts = _facts(left), _facts(right)
+    result.lines += _differences("", *facts) or ["subject, locks and machine: the same"]
+    outcomes = _by_test(left, "outcome"), _by_test(right, "outcome")
+    changed = _differences("", *outcomes)
+    result.same_outcomes = not changed
+    result.lines += changed or [f"outcomes: the same for all {len(outcomes[0])} records"]
+    if left.core != right.core:
+        result.refusal = (
+            f"the runs carry different task cores ({left.core[:16]}, {right.core[:16]}): their measured values and "
+            "scores are of different tasks and are not compared"
+        )
+        return result
+    measured = _measured(left), _measured(right)
+    result.lines += _differences("measured ", *measured) or ["measured values: the same"]
+    return result
+
+
+def _facts(run: RunManifest) -> dict[str, Any]:
+    return {
+        "product": f"{run.product.version} {run.product.commit}{' (dirty)' if run.product.dirty else ''}",
+        "machine": f"{run.machine.platform}, {run.machine.cpus} CPUs, {run.machine.python}",
+        "task core": run.core,
+        **{f"stack {stack.name}": _stack(stack) for stack in run.stacks},
+        **{f"gym {gym.gym}": _gym(gym) for gym in run.gyms},
+        "deviations": "; ".join(run.deviations) or "none",
+        "verdict": "qualified" if run.verdict.qualified else "; ".join(run.verdict.reasons),
+    }
+
+
+def _stack(stack: StackRecord) -> str:
+    return f"CPython {stack.version}, lock {stack.lock_sha256[:16]}, {stack.platform}"
+
+
+def _gym(gym: GymRecord) -> str:
+    sources = ", ".join(f"{name} {digest[:8]}" for name, digest in sorted(gym.sources.items()))
+    return f"{gym.upstream} ({gym.upstream_digest[:16]}), {gym.python}, {sources}"
+
+
+def _key(record: CheckRecord) -> str:
+    return f"{record.id} {record.defect}" if record.defect else record.id
+
+
+def _by_test(run: RunManifest, name: str) -> dict[str, Any]:
+    return {_key(record): getattr(record, name) for record in run.checks}
+
+
+def _measured(run: RunManifest) -> dict[str, Any]:
+    return {f"{_key(r)} {name}": value for r in run.checks for name, value in r.measured.items()}
+
+
+def _differences(prefix: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    pairs = ((name, left.get(name, "(absent)"), right.get(name, "(absent)")) for name in left.keys() | right.keys())
+    return [
+        f"{prefix}{name}: {before} -> {after}"
+        for name, before, after in sorted(pairs, key=lambda pair: pair[0])
+        if before != after
+    ]

@@ -16,7 +16,7 @@ from harness.files import ROOT, write_atomically
 
 _IGNORED = ignore_patterns("__pycache__", "*.pyc")
 _NEMO_PARTS = ("app.py", "task_data.py", "requirements.txt", "README.md", "configs", "tests")
-_EXAMPLE_TASKS = tuple(f"v1/dev/0/{index}" for index in range(5))
+EXAMPLE_TASKS = tuple(f"v1/dev/0/{index}" for index in range(5))
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,6 @@ def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     # Written here and not committed: a row names the digest of the core it was made for.
     core = loaded.core_on_disk(subject.python_path / "gyms")
-    lines = [json.dumps(rows.row(task, core), ensure_ascii=False) for task in _EXAMPLE_TASKS]
+    lines = [json.dumps(rows.row(task, core), ensure_ascii=False) for task in EXAMPLE_TASKS]
     write_atomically(project / "data" / "example.jsonl", ("\n".join(lines) + "\n").encode())
     return subject

@@ -1,19 +1,21 @@
 """NeMo Gym, driven by upstream's own tools: its agent reaches the reward, its test command passes."""
 
-import subprocess
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from gyms.base import Script, ToolCall
+from gyms.german.tasks import find_task
 from gyms.german_orders import GermanOrders
 from harness.checks import explain
 from harness.evidence import Evidence
-from harness.process import child_environment
 from harness.run import Run
 from harness.services import NemoService
-from qualification.nemo.upstream_agent import ScriptedModel, UpstreamAgent
+from harness.stage import EXAMPLE_TASKS, stage
+from qualification.nemo.upstream_agent import GymCommand, ScriptedModel, UpstreamAgent
 from qualification.nemo.wire import Wire
 from qualification.scenarios import right_path
 
@@ -88,24 +90,41 @@ def test_tool_names_a_model_writes_reach_nothing_else(
 
 def test_upstreams_test_command_passes_on_the_staged_folder(run: Run, tmp_path: Path, evidence: Evidence) -> None:
     """``gym env test`` MUST pass on the folder in upstream's shape, with the environment it finds there."""
-    stack = Path(run.stack("nemo").python).parent.parent
-    found = tmp_path / "resources_servers" / "german_orders"
-    found.mkdir(parents=True)
-    (found / ".venv").symlink_to(stack)
-    command = [stack / "bin" / "gym", "env", "test", "+entrypoint=resources_servers/german_orders"]
-    tested = subprocess.run(
-        [*command, "++skip_venv_if_present=true", f"++uv_venv_dir={tmp_path}"],
-        cwd=run.subject.folder,
-        env=child_environment({"PYTHONPATH": str(run.subject.python_path), "WANDB_MODE": "disabled"}, home=tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    gym = GymCommand(run, run.subject, tmp_path)
+    tested = gym.call("env", "test", "+entrypoint=resources_servers/german_orders", *gym.prepared)
     evidence.attach("gym-env-test.txt", tested.stdout + tested.stderr)
     assert (tested.returncode, "1 passed" in tested.stdout) == (0, True), explain(
         subject="gym env test +entrypoint=resources_servers/german_orders",
         expected=(0, "1 passed"),
         got=(tested.returncode, (tested.stdout + tested.stderr)[-2000:]),
         cause="the folder is not in upstream's shape, or the session contract is broken",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_upstreams_ray_path_collects_every_rollout(run: Run, orders: GermanOrders, evidence: Evidence) -> None:
+    """``gym env start`` and ``gym eval run`` MUST collect every rollout of the example rows with reward 1.0."""
+    # Ray's socket paths have a limit of 107 characters, which a folder inside the run would exceed.
+    with TemporaryDirectory(prefix="gq-") as short, ScriptedModel().serving() as model:
+        subject = stage(run.folder / run.mine("ray-subject"))
+        gym = GymCommand(run, subject, Path(short))
+        for task in EXAMPLE_TASKS:
+            model.scripts[find_task(task).question] = orders.scripts(task)["oracle"]
+        server = gym.start(model)
+        try:
+            head, output = f"++head_server.port={server.port}", subject.folder / "rollouts.jsonl"
+            rows = str(subject.nemo_entry.parent / "data" / "example.jsonl")
+            chosen = ("--no-serve", "--agent", "german_orders_simple_agent", "--input", rows, "--output", str(output))
+            repeats = ("--num-repeats", "3", "--concurrency", "4", head)
+            collected = gym.call("eval", "run", *chosen, *repeats)
+        finally:
+            server.stop(grace_s=20)
+        evidence.attach("gym-eval-run.txt", collected.stdout + collected.stderr)
+        rewards = [json.loads(line)["reward"] for line in output.read_text().splitlines()] if output.exists() else []
+    assert (collected.returncode, rewards) == (0, [1.0] * 15), explain(
+        subject="gym eval run on the five example rows, three times each",
+        expected=(0, [1.0] * 15),
+        got=(collected.returncode, rewards, (collected.stdout + collected.stderr)[-2000:]),
+        cause="the configuration does not start, or upstream's environment server drives the routes differently",
     )

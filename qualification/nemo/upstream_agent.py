@@ -4,7 +4,9 @@ The model is scripted, so a reward reached this way says that the routes work, n
 """
 
 import json
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,21 +17,31 @@ from typing import Any
 import httpx
 
 from gyms.base import Script
+from gyms.german.tasks import find_task
 from gyms.nemo import rows
 from gyms.nemo.launch import INSTANCE
-from harness.process import LOOPBACK, Launch, Server, start_server
+from harness.errors import ServerFailed
+from harness.process import LOOPBACK, READY_LIMIT_S, Launch, Server, child_environment, start_server
 from harness.run import Run
 from harness.services import NemoService
+from harness.stage import Subject
 
 LIMIT_S = 120.0
+COMPONENTS = (
+    "resources_servers/german_orders",
+    "responses_api_agents/simple_agent",
+    "responses_api_models/openai_model",
+    "environment_servers/legacy_agent",
+)
+"""Upstream's names of the servers that ``gym env start`` starts for the staged configuration."""
 
 
 class ScriptedModel:
-    """An OpenAI Responses endpoint that plays one script, a turn a request."""
+    """An OpenAI Responses endpoint that plays scripts, a turn a request."""
 
     def __init__(self) -> None:
-        self.script = Script("noop", (), None)
-        self.requests: list[dict[str, Any]] = []
+        self.scripts: dict[str, Script] = {}
+        """The script to play, by the question that opens the conversation."""
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,13 +62,13 @@ class ScriptedModel:
 
     def respond(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the script's next turn: a call, or after the last one the final message."""
-        self.requests.append(body)
+        script = self.scripts[next(item["content"] for item in body["input"] if item.get("role") == "user")]
         turn = sum(item.get("type") == "function_call_output" for item in body["input"])
-        if turn < len(self.script.calls):
-            call = self.script.calls[turn]
+        if turn < len(script.calls):
+            call = script.calls[turn]
             item = {"type": "function_call", "call_id": f"call_{turn}", "name": call.tool, "arguments": call.arguments}
         else:
-            text = {"type": "output_text", "text": self.script.answer or "", "annotations": []}
+            text = {"type": "output_text", "text": script.answer or "", "annotations": []}
             item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
         return {
             "id": f"response_{turn}",
@@ -80,6 +92,9 @@ class ScriptedModel:
             self._http.shutdown()
             self._http.server_close()
             thread.join(timeout=10)
+
+
+QUIET = {"NEMO_GYM_OTEL_ENABLED": "0", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass
@@ -125,8 +140,7 @@ class UpstreamAgent:
         def launch(port: int) -> Launch:
             settings["port"] = port
             injected = {"NEMO_GYM_CONFIG_PATH": name, "NEMO_GYM_CONFIG_DICT": json.dumps(config)}
-            quiet = {"NEMO_GYM_OTEL_ENABLED": "0", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
-            return Launch((str(python), "-P", str(entry)), {**injected, **quiet})
+            return Launch((str(python), "-P", str(entry)), {**injected, **QUIET})
 
         def identify(server: Server) -> tuple[str, int]:
             # Upstream's servers know no nonce; that our own child listens on the port has been seen already.
@@ -137,7 +151,7 @@ class UpstreamAgent:
 
     def play(self, task_id: str, script: Script) -> dict[str, Any]:
         """Let upstream's agent run one rollout of the task; return its verify response."""
-        self.model.script = script
+        self.model.scripts[find_task(task_id).question] = script
         row = {**rows.row(task_id, self.service.identity.core), "_ng_task_index": 0, "_ng_rollout_index": 0}
         answer = httpx.post(f"{self.servers[-1].url}/run", json=row, trust_env=False, timeout=LIMIT_S)
         return answer.raise_for_status().json()
@@ -146,3 +160,61 @@ class UpstreamAgent:
         """Stop both processes."""
         for server in self.servers:
             server.stop()
+
+
+@dataclass
+class GymCommand:
+    """Upstream's ``gym`` command on the staged folder, with the locked stack as every server's environment."""
+
+    run: Run
+    subject: Subject
+    folder: Path
+    """Takes what the command leaves: environments by name, hydra's outputs, Ray's files."""
+
+    def __post_init__(self) -> None:
+        stack = Path(self.run.stack("nemo").python).parent.parent
+        self.program = stack / "bin" / "gym"
+        for component in COMPONENTS:
+            found = self.folder / "environments" / component
+            found.mkdir(parents=True)
+            (found / ".venv").symlink_to(stack)
+        # Else upstream would build an environment for each server, which needs the network.
+        self.prepared = ("++skip_venv_if_present=true", f"++uv_venv_dir={self.folder / 'environments'}")
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of every call beside those a child always gets."""
+        # Ray's socket paths must be short; its dashboard, usage report and tokens are not wanted.
+        ray = {"RAY_TMPDIR": str(self.folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        return {**QUIET, **ray, "PYTHONPATH": str(self.subject.python_path)}
+
+    def call(self, *arguments: str, limit_s: float = 300) -> "subprocess.CompletedProcess[str]":
+        """Run ``gym ARGUMENTS`` in the staged folder to its end."""
+        return subprocess.run(
+            [str(self.program), *arguments],
+            cwd=self.subject.folder,
+            env=child_environment(self.environment(), home=self.folder),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def start(self, model: ScriptedModel) -> Server:
+        """Run ``gym env start``: Ray, the head server and one process per server; return once all are ready."""
+        config = self.subject.nemo_entry.parent / "configs" / "german_orders.yaml"
+        chosen = ("--config", str(config), "--model-type", "openai_model", "--model", "scripted")
+        reached = ("--model-url", model.url, "--model-api-key", "none")
+
+        def launch(port: int) -> Launch:
+            command = (str(self.program), "env", "start", *chosen, *reached, *self.prepared)
+            return Launch((*command, f"++head_server.port={port}"), self.environment())
+
+        def identify(server: Server) -> tuple[str, int]:
+            deadline = time.monotonic() + READY_LIMIT_S
+            while not httpx.get(f"{server.url}/readyz", trust_env=False, timeout=30.0).is_success:
+                if time.monotonic() > deadline or not server.alive:
+                    raise ServerFailed(f"gym env start is not ready; its log ends:\n{server.log_tail()}")
+                time.sleep(0.5)
+            return self.run.owner.nonce, server.pid
+
+        return start_server("gym-env-start", launch, identify, owner=self.run.owner, folder=self.subject.folder)

@@ -1,6 +1,7 @@
 # make qualify [GYM=nemo]   set up what is missing, run the qualification, print verdict and run directory
 # make test                 everything but the slow and the GPU checks, with lint and import rules
 # make test-all             with the slow ones
+# make setup-train          add torch and the training libraries to .venv
 # make lint | lock | clean
 
 SHELL := /bin/bash
@@ -11,18 +12,23 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRAIN_READY := $(VENV)/.ready-train
+# Libraries of torch's CUDA builds: torch comes first and by pip, and brings them where its build needs them.
+OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+  nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+  nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify test test-all lint lock clean setup
+.PHONY: qualify test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
 qualify: setup
 	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification) and not slow" --gym $(GYM) $(PYTEST_ARGS)
 
-test: setup lint
+test: setup setup-train lint
 	$(BIN)/pytest -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
 
-test-all: setup lint
+test-all: setup setup-train lint
 	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest --broken -m "self_test and not gpu_qualification" $(PYTEST_ARGS)
 
@@ -37,6 +43,14 @@ $(READY): requirements/harness.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+setup-train: $(TRAIN_READY)
+
+$(TRAIN_READY): requirements/trainer.lock $(READY)
+	@echo "Adding torch and the training libraries to $(VENV) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/trainer.lock
+	@touch $@
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,6 +61,8 @@ lint: $(READY)
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/harness.lock requirements/harness.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.13.14 -o requirements/nemo.lock requirements/nemo.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build

@@ -39,6 +39,10 @@ class GermanOrders:
         """Return the chat messages the model starts from."""
         return find_task(task_id).prompt
 
+    def family(self, task_id: str) -> str:
+        """Return the task's question family, for tables."""
+        return find_task(task_id).formula.name
+
     def replay(self, task_id: str, calls: Sequence[ToolCall], answer: str | None, truncated: bool = False) -> Replay:
         """Run the episode through the core in this process."""
         observations, verdict = episode.replay(

@@ -97,8 +97,9 @@ def _serve(options: argparse.Namespace) -> int:
         raise HarnessError(f"--session-ttl {options.session_ttl} must be more than 0 seconds")
     require_free(options.port)
     stack = stacks.find_stack(options.gym)
-    # SIGTERM ends it like Ctrl-C, so that the server is stopped and the folder removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Both end it like Ctrl-C, so that the server is stopped and the folder removed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     secret_file = stacks.cache_folder().parent / "serve" / f"{options.port}.secret"
     owner = Owner()
     try:

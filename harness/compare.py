@@ -68,7 +68,8 @@ def _gym(gym: GymRecord) -> str:
 
 
 def _key(record: CheckRecord) -> str:
-    return f"{record.id} {record.defect}" if record.defect else record.id
+    _, bracket, parameters = record.test.partition("[")
+    return f"{record.id}{bracket}{parameters}"
 
 
 def _by_test(run: RunManifest, name: str) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """What a check measured, and the files that show it. Hashes are taken when a file is written."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
+
+import rfc8785
 
 from harness.files import readable_json, write_atomically
 
@@ -18,8 +21,16 @@ class Evidence:
         """sha256 by path relative to the run folder."""
 
     def measure(self, **values: Any) -> None:
-        """Record JSON values under their names; a later value of a name replaces the earlier one."""
-        self.measured.update(values)
+        """Record JSON values under their names; a later value of a name replaces the earlier one.
+
+        Raises ValueError for what RFC 8785 cannot write: no JSON data, NaN, integers beyond 2**53, half a character.
+        """
+        data = json.loads(json.dumps(values))
+        try:
+            rfc8785.dumps(data)
+        except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
+            raise ValueError(f"a manifest cannot hold the measured values {sorted(values)}: {error}") from None
+        self.measured.update(data)
 
     def attach(self, name: str, content: Any) -> Path:
         """Write ``content`` (bytes, text, or JSON data) as a file of this check and return its path."""

@@ -19,6 +19,9 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on with time-out 0: close sends RST instead of FIN."""
 
 
+TRICKLE_PAUSE_S = 0.3
+
+
 class Fault(StrEnum):
     """What happens to the next bytes."""
 
@@ -33,6 +36,8 @@ class Fault(StrEnum):
     """Connections are closed as soon as they are made, those that exist at once."""
     EMPTY = "empty"
     """The request is not delivered; the answer is an HTTP 200 without a body."""
+    TRICKLE = "trickle"
+    """The answer arrives byte by byte, each in good time, all of it never."""
 
 
 class FaultProxy:
@@ -82,6 +87,9 @@ class FaultProxy:
         to_client = asyncio.create_task(self._forward_answers(server_reader, writer))
         try:
             await asyncio.wait({to_server, to_client}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # The proxy is stopped; asyncio would print this task's cancellation as an error.
+            pass
         finally:
             for task in (to_server, to_client):
                 task.cancel()
@@ -114,5 +122,11 @@ class FaultProxy:
                 writer.write(data[: len(data) // 2])
                 await writer.drain()
                 return
+            if self.fault is Fault.TRICKLE:
+                for byte in data:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(TRICKLE_PAUSE_S)
+                continue
             writer.write(data)
             await writer.drain()

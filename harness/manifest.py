@@ -6,7 +6,6 @@
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,8 @@ from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 
 MANIFEST = "manifest.json"
-UNLISTED = frozenset({MANIFEST, "index.html", "attestation.json"})
-"""Files of a run that a manifest does not list: itself, and what is made from it."""
+UNLISTED = frozenset({MANIFEST})
+"""Files of a run that a manifest does not list."""
 
 Outcome = Literal["passed", "failed", "not_testable"]
 Sha256 = str
@@ -138,7 +137,9 @@ class RunManifest(_Model):
     run: RunFacts
     machine: Machine
     core: Sha256
-    """sha256 of the task core in the checkout that examined."""
+    """sha256 of the task core that the replay executed."""
+    examiner: dict[str, Sha256]
+    """sha256 of every source file of the gyms that the examining process executed: client and replay."""
     stacks: tuple[StackRecord, ...]
     gyms: tuple[GymRecord, ...]
     registered: dict[str, tuple[str, ...]]
@@ -171,12 +172,16 @@ def decide(
 
 def list_files(folder: Path) -> tuple[FileRecord, ...]:
     """Hash every regular file of a run but the unlisted ones, in path order."""
-    paths = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    paths = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if _is_plain(file)}
     return tuple(
         FileRecord(path=name, sha256=sha256_file(file), size=file.stat().st_size)
         for name, file in sorted(paths.items())
         if name not in UNLISTED
     )
+
+
+def _is_plain(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()
 
 
 def seal(manifest: RunManifest) -> RunManifest:
@@ -196,8 +201,9 @@ def read(folder: Path) -> RunManifest:
     path = folder / MANIFEST
     try:
         return RunManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise HarnessError(f"{path} is missing: not a run directory, or the run did not end; run it again") from None
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise HarnessError(f"{path} {reason}: not a run directory, or the run did not end; run it again") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole file"
@@ -236,7 +242,7 @@ def verify(folder: Path) -> Claims:
     claims.add(f"digest {manifest.digest[:16]}", [f"{MANIFEST}: content changed after sealing"] if wrong_digest else [])
     claims.add(f"{len(manifest.files)} files are byte for byte as recorded", _file_faults(manifest, folder))
     claims.add("every check's evidence is among them", _evidence_faults(manifest))
-    claims.add("what the gyms executed is what was staged", _source_faults(manifest, folder))
+    claims.add("what servers, client and replay executed is what was staged", _source_faults(manifest))
     claims.add(f"{len(manifest.checks)} records agree with junit.xml", _junit_faults(manifest, folder))
     expected = decide(manifest.registered, manifest.checks, manifest.run.exit_status, manifest.run.mode)
     word = "qualified" if expected.qualified else f"not qualified ({'; '.join(expected.reasons)})"
@@ -251,6 +257,9 @@ def _digest(content: dict[str, Any]) -> str:
 def _file_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
     recorded = {file.path: file for file in manifest.files}
     present = {file.path: file for file in list_files(folder)}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            yield f"{path.relative_to(folder)}: neither a file nor a folder"
     for name in sorted(recorded.keys() | present.keys()):
         if name not in present:
             yield f"{name}: missing"
@@ -268,26 +277,34 @@ def _evidence_faults(manifest: RunManifest) -> Iterable[str]:
                 yield f"{record.id}: {path} is not the file that the check wrote"
 
 
-def _source_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
-    staged = {file.path: file.sha256 for file in manifest.files}
+def _source_faults(manifest: RunManifest) -> Iterable[str]:
+    staged: dict[str, set[str]] = {}
+    for file in manifest.files:
+        # subject/python/gyms/..., or subject-<worker>/... of a parallel run.
+        root, _, name = file.path.partition("/python/")
+        if root.startswith("subject"):
+            staged.setdefault(name, set()).add(file.sha256)
+    if manifest.core != loaded.core_digest(manifest.examiner):
+        yield "core: the digest does not follow from what the examiner executed"
+    executed = [("examiner", manifest.examiner)] if staged else []
     for gym in manifest.gyms:
+        executed.append((gym.gym, gym.sources))
         if gym.core != manifest.core:
             yield f"{gym.gym}: served another task core than the one its episodes were replayed with"
         if gym.core != loaded.core_digest(gym.sources):
-            yield f"{gym.gym}: core digest does not follow from its sources"
+            yield f"{gym.gym}: the core digest does not follow from its sources"
         if gym.upstream_modified:
             yield f"{gym.gym}: upstream files changed after installation: {', '.join(gym.upstream_modified)}"
-        for name, digest in gym.sources.items():
-            if name.startswith("gyms/") and digest not in (
-                value for path, value in staged.items() if path.endswith(f"/python/{name}")
-            ):
-                yield f"{gym.gym}: executed {name} is not the staged one"
+    for who, sources in executed:
+        for name, digest in sources.items():
+            if name.startswith("gyms/") and staged.get(name) != {digest}:
+                yield f"{who}: executed {name} is not the staged one"
 
 
 def _junit_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
     path = folder / "junit.xml"
     if not path.is_file():
-        yield "junit.xml: missing"
+        # Written elsewhere by --junit-xml; one that was here and is gone is a missing file.
         return
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
@@ -305,11 +322,3 @@ def _junit_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
             yield f"{record.id}: {record.test} is not in junit.xml"
         elif failed[key] != (record.outcome != "passed"):
             yield f"{record.id}: outcome {record.outcome} is not that of junit.xml"
-
-
-def as_json(value: object) -> Any:
-    """Return ``value`` as plain JSON data, or raise ValueError naming what cannot be."""
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"measured values must be JSON data: {error}") from None

@@ -4,10 +4,21 @@ It is passive in a project that names no reports folder (``--reports`` or the in
 ``gymqual_reports``), since pytest loads it wherever the product is installed.
 """
 
+from gyms import loaded
+
+# Before any other module of ours: what this process executes of the gyms, client and replay included, goes on
+# record as the bytes that were compiled, not as what the files hold at the end of the run.
+loaded.install()
+
+import re
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -82,6 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
     reports = config.option.reports or (config.inipath and config.getini("gymqual_reports"))
     if not reports or config.option.collectonly or config.option.help or config.option.version:
         return
+    if config.option.markers or config.option.showfixtures:
+        return
     if not config.option.reports:
         reports = config.rootpath / str(reports)
     try:
@@ -147,7 +160,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if run else ():
         gym, check = _gym_of(item), _check_of(getattr(item, "function", None))
         if run and gym and check:
-            run.register(gym, {other.id for other in REGISTRY.values() if _module(other) == _module(check)})
+            run.register(gym, _documented(gym, _module(check).rpartition(".")[0]))
+
+
+@cache
+def _documented(gym: str, package: str) -> frozenset[str]:
+    """Return the ids of a gym's documented checks: of all test modules beside a selected one, selected or not."""
+    for module in iter_modules(sys.modules[package].__path__):
+        if module.name.startswith("test_"):
+            import_module(f"{package}.{module.name}")
+    return frozenset(
+        check.id
+        for check in REGISTRY.values()
+        if _module(check).startswith(f"{package}.") and gym in _gyms_of_module(_module(check))
+    )
+
+
+def _gyms_of_module(module: str) -> set[str]:
+    marks = getattr(sys.modules[module], "pytestmark", [])
+    return {mark.args[0] for mark in (marks if isinstance(marks, list) else [marks]) if mark.name == "gym"}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -200,10 +231,10 @@ def run(request: pytest.FixtureRequest) -> Run:
 def evidence(request: pytest.FixtureRequest, run: Run) -> Evidence:
     """The evidence of this check."""
     item: pytest.Item = request.node
-    check, planted = _check_of(getattr(item, "function", None)), _planted(item)
-    name = check.id if check else item.name
-    if planted:
-        name += f"/{planted.label.replace(' ', '-')}"
+    check = _check_of(getattr(item, "function", None))
+    # The parameters in a test's id tell its cases apart.
+    case = re.sub(r"[^\w.-]+", "-", item.name.partition("[")[2]).strip("-")
+    name = f"{check.id}/{case}" if check and case else check.id if check else re.sub(r"[^\w.-]+", "-", item.name)
     return item.stash.setdefault(_EVIDENCE, Evidence(run.folder, name))
 
 
@@ -230,7 +261,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if call.when == "teardown":
             shown = item.stash.get(_EVIDENCE, None)
             if shown is not None:
-                record |= {"measured": manifest.as_json(shown.measured), "files": shown.files}
+                record |= {"measured": shown.measured, "files": shown.files}
             # A plain attribute of a report travels from a parallel worker as it is.
             report.gymqual_record = record  # type: ignore[attr-defined]
     return report  # type: ignore[return-value]
@@ -269,7 +300,9 @@ def _new_record(item: pytest.Item, check: Check, planted: Planted | None) -> dic
 
 def _short(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    return (crash.message if crash else report.longreprtext)[:2000]
+    text = (crash.message if crash else report.longreprtext)[:2000]
+    # A message may quote anything; half a character is no JSON.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -4,7 +4,7 @@ import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -78,7 +78,7 @@ class Run:
         if text not in self.deviations:
             self.deviations.append(text)
 
-    def register(self, gym: str, ids: set[str]) -> None:
+    def register(self, gym: str, ids: Iterable[str]) -> None:
         """Put documented checks of a selected gym on record: each must have run in the end."""
         self.registered.setdefault(gym, set()).update(ids)
 
@@ -93,6 +93,7 @@ class Run:
             "stacks": {name: asdict(stack) for name, stack in self.stacks.items()},
             "gyms": [identity.to_json() for identity in self.gyms],
             "deviations": self.deviations,
+            "examiner": loaded.executed(),
             "registered": {gym: sorted(ids) for gym, ids in self.registered.items()},
         }
 
@@ -109,10 +110,12 @@ class Ledger:
     stacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     gyms: list[dict[str, Any]] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
+    examiner: dict[str, str] = field(default_factory=dict)
 
     def add_used(self, used: Mapping[str, Any]) -> None:
         """Take in what one process used."""
         self.stacks.update(used["stacks"])
+        self.examiner.update(used["examiner"])
         self.gyms.extend(gym for gym in used["gyms"] if gym not in self.gyms)
         self.deviations.extend(text for text in used["deviations"] if text not in self.deviations)
         for gym, ids in used["registered"].items():
@@ -141,7 +144,8 @@ class Ledger:
                 memory_bytes=psutil.virtual_memory().total,
                 python=f"{platform.python_implementation()} {platform.python_version()}",
             ),
-            core=loaded.core_on_disk(),
+            core=loaded.core_digest(self.examiner),
+            examiner=self.examiner,
             stacks=tuple(
                 manifest.StackRecord(**{key: stack[key] for key in manifest.StackRecord.model_fields})
                 for _, stack in sorted(self.stacks.items())

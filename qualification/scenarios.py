@@ -1,6 +1,6 @@
 """Every scripted episode and misbehaviour once, driven by whatever carries it: raw wire, client or core."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gyms.base import Gym, InfrastructureError, Replay, Script, TaskSet, ToolCall
@@ -98,3 +98,14 @@ def fault_of(attempt: Callable[[], Result]) -> tuple[str | None, Result | None]:
         return str(error.kind), None
     except Exception as error:
         return type(error).__name__, None
+
+
+async def async_fault_of(attempt: Awaitable[object]) -> str | None:
+    """Return the kind of the infrastructure error that an attempt ends with, the name of any other, or None."""
+    try:
+        await attempt
+    except InfrastructureError as error:
+        return str(error.kind)
+    except Exception as error:
+        return type(error).__name__
+    return None

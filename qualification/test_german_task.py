@@ -4,6 +4,7 @@ The core is what every gym serves and what every verdict is replayed with, so th
 """
 
 import ast
+import hashlib
 import inspect
 import itertools
 import json
@@ -675,4 +676,16 @@ def test_the_core_needs_nothing_but_the_standard_library() -> None:
         expected="sys.stdlib_module_names and gyms only",
         got={path: names for path, names in foreign.items() if names},
         cause="a package that a gym's own environment may lack, or with which it would disagree",
+    )
+
+
+def test_the_core_is_frozen() -> None:
+    frozen = (ROOT / "gyms/german/FROZEN.sha256").read_text(encoding="utf-8")
+    files = sorted((ROOT / "gyms/german").glob("*.py"))
+    current = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
+    assert current == frozen, explain(
+        subject="files of gyms/german",
+        expected=frozen,
+        got=current,
+        cause="the core was edited, though policies and figures were made with the frozen one; make a new version",
     )

@@ -8,9 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gyms import loaded
 from harness import manifest
 from harness.checks import explain
 from harness.errors import HarnessError
+from harness.evidence import Evidence
 from qualification.commands import run_harness
 
 pytestmark = pytest.mark.self_test
@@ -116,4 +118,103 @@ def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: Path, monkeyp
         expected={"manifest.json": b"old"},
         got=left,
         cause="the file is written in place",
+    )
+
+
+def _record(check_id: str, outcome: manifest.Outcome = "passed") -> manifest.CheckRecord:
+    return manifest.CheckRecord(id=check_id, must="", gym="nemo", test=check_id, outcome=outcome, duration_s=0.0)
+
+
+BOTH = {"nemo": ("NEMO-S-01", "NEMO-S-02")}
+FIRST, SECOND = _record("NEMO-S-01"), _record("NEMO-S-02")
+VERDICTS = {
+    "all passed": (BOTH, [FIRST, SECOND], 0, True),
+    "one failed": (BOTH, [FIRST, _record("NEMO-S-02", "failed")], 1, False),
+    "one not testable": (BOTH, [FIRST, _record("NEMO-S-02", "not_testable")], 0, False),
+    "one not run": (BOTH, [FIRST], 0, False),
+    "another failed beside them": (BOTH, [FIRST, SECOND, _record("TASK-01", "failed")], 0, False),
+    "pytest failed": (BOTH, [FIRST, SECOND], 1, False),
+    "interrupted": (BOTH, [FIRST, SECOND], 2, False),
+    "no gym": ({}, [_record("TASK-01")], 0, False),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_needs_every_check_and_nothing_else_wrong(name: str) -> None:
+    """A run MUST be qualified only if every registered check has a record, all passed, and pytest ended well."""
+    registered, records, exit_status, qualified = VERDICTS[name]
+    verdict = manifest.decide(registered, records, exit_status, "qualification")
+    assert (verdict.qualified, bool(verdict.reasons)) == (qualified, not qualified), explain(
+        subject=f"verdict of a run: {name}",
+        expected=qualified,
+        got=verdict,
+        cause="a reason for not being qualified is not looked at",
+    )
+
+
+GYM = manifest.GymRecord(
+    gym="nemo",
+    upstream="nemo-gym 0.7.0",
+    upstream_digest="0" * 64,
+    upstream_modified=(),
+    stands_for="",
+    python="",
+    core=loaded.combine([("gyms/german/tasks.py", "1" * 64)]),
+    sources={"gyms/german/tasks.py": "1" * 64, "app.py": "2" * 64},
+)
+SERVED_OTHERWISE = {
+    "nothing": (GYM, ""),
+    "another source": (GYM.model_copy(update={"sources": {"gyms/german/tasks.py": "3" * 64}}), "is not the staged one"),
+    "another core": (GYM.model_copy(update={"core": "4" * 64}), "another task core"),
+    "patched upstream": (GYM.model_copy(update={"upstream_modified": ("nemo_gym.judge",)}), "nemo_gym.judge"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED_OTHERWISE)
+def test_what_was_served_is_held_against_what_was_staged(run_copy: Path, name: str) -> None:
+    """A server that executed other bytes than the staged ones MUST be named, whatever the checks said."""
+    gym, named = SERVED_OTHERWISE[name]
+    staged = manifest.FileRecord(path="subject/python/gyms/german/tasks.py", sha256="1" * 64, size=1)
+    run = manifest.read(run_copy)
+    examiner = {"gyms/german/tasks.py": "1" * 64}
+    update = {"gyms": (gym,), "files": (staged,), "core": GYM.core, "examiner": examiner}
+    faults = list(manifest._source_faults(run.model_copy(update=update)))
+    assert (bool(faults), named in "".join(faults)) == (name != "nothing", True), explain(
+        subject=f"a gym with {name} changed",
+        expected=named or "no fault",
+        got=faults,
+        cause="identity is recorded and never compared",
+    )
+
+
+def test_evidence_that_a_check_did_not_write_is_named(run_copy: Path) -> None:
+    """A file that replaced a check's evidence before the manifest was written MUST be named."""
+    run = manifest.read(run_copy)
+    record = run.checks[0].model_copy(update={"files": {"evidence/TASK-01/values.json": "0" * 64}})
+    faults = list(manifest._evidence_faults(run.model_copy(update={"checks": (record,)})))
+    assert faults == ["TASK-01: evidence/TASK-01/values.json is not the file that the check wrote"], explain(
+        subject="evidence with another sha256 than the check took",
+        expected="the file, by name",
+        got=faults,
+        cause="hashes are taken at the end of the run only",
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2**60, "\ud800", {"path": Path("x")}], ids=repr)
+def test_a_value_that_no_manifest_can_hold_fails_its_own_check(tmp_path: Path, value: object) -> None:
+    """A measured value that RFC 8785 cannot write MUST be refused where it is measured, by its name."""
+    with pytest.raises((ValueError, TypeError)):
+        Evidence(tmp_path, "X").measure(figure=value)
+
+
+@pytest.mark.parametrize("path", ["README.md", "harness"])
+def test_what_is_no_run_directory_is_refused(path: str) -> None:
+    """``verify`` and ``compare`` of a path that is no run MUST say so without a traceback."""
+    said = [run_harness("verify", path), run_harness("compare", path, path)]
+    seen = [(ran.returncode, "not a run directory" in ran.stderr, "Traceback" in ran.stderr) for ran in said]
+    assert seen == [(2, True, False)] * 2, explain(
+        subject=f"verify and compare of {path}",
+        expected="exit 2 and one sentence",
+        got=[ran.stderr[-300:] for ran in said],
+        cause="only a missing file is expected, not every other kind",
     )

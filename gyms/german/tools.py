@@ -57,6 +57,15 @@ def decode_arguments(tool: str, arguments: str) -> str:
     return decoded[parameter]
 
 
+def is_well_formed(call: Call) -> bool:
+    """Whether the call names a tool and gives it its one text parameter."""
+    try:
+        decode_arguments(call.tool, call.arguments)
+    except ArgumentError:
+        return False
+    return True
+
+
 def observe(task: Task, call: Call) -> Observation:
     """Return what this call shows: a pure function of (task, call)."""
     try:

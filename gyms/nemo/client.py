@@ -4,10 +4,12 @@ Needs nothing of upstream. A call is sent once, and whatever may have happened t
 failure, never a second call.
 """
 
+import asyncio
 import json
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,6 +60,7 @@ class NemoGym:
         self._process = ""
         self._fault: InfrastructureError | None = None
         self._open: dict[str, NemoSession] = {}
+        self._closed = False
         kind = transport.BlockingHttp if blocking else transport.AsyncHttp
         self._http: transport.Transport = kind(url, {SECRET_HEADER: secret})
 
@@ -94,10 +97,16 @@ class NemoGym:
 
     async def open(self, task_id: str) -> "NemoSession":
         """Open a fresh episode under a new random id; raises InfrastructureError."""
-        session_id = secrets.token_hex(16)
-        await self.post("open", session_id=session_id, task_id=task_id, identity=self.identity().digest)
-        session = NemoSession(self, session_id, task_id)
-        self._open[session_id] = session
+        identity = self.identity().digest
+        session = NemoSession(self, secrets.token_hex(16), task_id)
+        # Before it is asked for: an open whose answer is lost may have been carried out, and must be closed.
+        self._open[session.id] = session
+        try:
+            await self.post("open", session_id=session.id, task_id=task_id, identity=identity)
+        except InfrastructureError as error:
+            if error.kind is Kind.CAPACITY:
+                del self._open[session.id]
+            raise
         return session
 
     def reset_fault(self) -> None:
@@ -106,8 +115,10 @@ class NemoGym:
 
     async def close(self) -> None:
         """Close every session that is still open, then the connections. Idempotent, bounded, never raises."""
+        self._closed = True
         until = time.monotonic() + CLOSE_DEADLINE_S
         for session in list(self._open.values()):
+            # What is left when the time is up expires on the server.
             if time.monotonic() < until:
                 await session.close()
         await self._http.close()
@@ -133,18 +144,18 @@ class NemoGym:
         return answer
 
     async def release(self, session_id: str) -> None:
-        """Close a session on the server as far as it can be reached."""
+        """Close a session on the server as far as it can be reached; never raises, and no fault comes or goes."""
         self._open.pop(session_id, None)
-        sticky = self._fault
-        try:
-            await self._exchange("close", {"session_id": session_id}, min(self._deadline_s, CLOSE_DEADLINE_S))
-        except InfrastructureError:
-            # A session that cannot be closed expires. A healthy gym stays healthy, a faulty one as it was.
-            self._fault = sticky
+        content = json.dumps({"session_id": session_id}).encode()
+        # What cannot be closed expires.
+        with suppress(transport.TransportFault):
+            await self._http.post("/bridge/close", content, min(self._deadline_s, CLOSE_DEADLINE_S))
 
     async def _exchange(
         self, route: str, body: Mapping[str, Any], deadline_s: float
     ) -> tuple[dict[str, Any], httpx.Headers]:
+        if self._closed:
+            raise self.fail(Kind.UNREACHABLE, Scope.SERVICE, "this client was closed by its owner")
         # ASCII escapes carry whatever a model wrote, lone surrogates included.
         content = json.dumps(body).encode()
         try:
@@ -153,7 +164,7 @@ class NemoGym:
             raise self.fail(fault.kind, Scope.SERVICE, str(fault)) from None
         try:
             fields = json.loads(answer.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
             detail = f"{route}: status {answer.status} with {len(answer.content)} bytes that are no JSON object"
@@ -161,6 +172,8 @@ class NemoGym:
         # Before anything is believed, a refusal included: whose answer is this?
         if self._agreed is not None:
             self._check_identity(self._agreed, answer.headers)
+        elif IDENTITY_HEADER not in answer.headers:
+            raise self.fail(Kind.PROTOCOL, Scope.SERVICE, "wrong bridge secret, or not a NeMo bridge")
         if answer.status != httpx.codes.OK:
             raise self._refused(route, answer.status, fields)
         return fields, answer.headers
@@ -190,6 +203,7 @@ class NemoSession:
         self._task_id = task_id
         self._calls: list[ToolCall] = []
         self._observations: list[Observation] = []
+        self._turn = asyncio.Lock()
         self._verdict: Verdict | None = None
         self._closed = False
 
@@ -200,16 +214,19 @@ class NemoSession:
 
     async def call(self, tool: str, arguments: str) -> Observation:
         """Execute one model call; raises InfrastructureError. The model's failures are observations."""
-        call = ToolCall(tool, arguments)
-        answer = await self._gym.post(
-            "call", session_id=self._session_id, call_id=str(len(self._calls)), tool=tool, arguments=arguments
-        )
-        text, is_error = answer.get("text"), answer.get("is_error")
-        if not isinstance(text, str) or not isinstance(is_error, bool):
-            raise self._gym.fail(Kind.PROTOCOL, Scope.ROLLOUT, "the answer to a call is not an observation")
-        self._calls.append(call)
-        self._observations.append(Observation(text, is_error))
-        return self._observations[-1]
+        # One at a time: calls of one turn that are made together keep their order, here and on the server.
+        async with self._turn:
+            call_id = str(len(self._calls))
+            self._calls.append(ToolCall(tool, arguments))
+            answer = await self._gym.post(
+                "call", session_id=self._session_id, call_id=call_id, tool=tool, arguments=arguments
+            )
+            text, is_error = answer.get("text"), answer.get("is_error")
+            if not isinstance(text, str) or not isinstance(is_error, bool):
+                raise self._gym.fail(Kind.PROTOCOL, Scope.ROLLOUT, "the answer to a call is not an observation")
+            observation = Observation(text, is_error)
+            self._observations.append(observation)
+            return observation
 
     async def verify(self, answer: str | None, truncated: bool = False) -> Verdict:
         """End the episode; the verdict is returned only if the independent replay agrees with it.

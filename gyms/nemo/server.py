@@ -42,7 +42,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from gyms import loaded
 from gyms.base import GymIdentity, InfrastructureError, Kind, Scope
 from gyms.german.tasks import Task, UnknownTask, find_task
-from gyms.german.tools import PARAMETERS
+from gyms.german.tools import PARAMETERS, is_well_formed
 from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
 from gyms.nemo import rows, upstream
@@ -190,41 +190,47 @@ class GermanOrdersServer(SimpleResourcesServer):
         try:
             verdict = self.judge_trajectory(session, read_trajectory(body["response"]))
         except InfrastructureError as fault:
-            masked = GermanVerifyResponse(
-                **body,
-                reward=0.0,
-                mask_sample=True,
-                failure_kind=f"german_orders:{fault.kind}",
-                failure_reason=fault.detail,
-                strict=False,
-                outcome="infrastructure",
-            )
-            return JSONResponse(masked.model_dump(mode="json"))
-        scored = GermanVerifyResponse(
-            **{**body, **verdict.parts}, reward=verdict.reward, strict=verdict.strict, outcome=verdict.outcome
-        )
-        return JSONResponse(scored.model_dump(mode="json"))
+            masked = {
+                "reward": 0.0,
+                "mask_sample": True,
+                "failure_kind": f"german_orders:{fault.kind}",
+                "failure_reason": fault.detail,
+                "strict": False,
+                "outcome": "infrastructure",
+            }
+            return self._verify_response({**body, **masked})
+        scored = {"reward": verdict.reward, "strict": verdict.strict, "outcome": verdict.outcome, "mask_sample": False}
+        return self._verify_response({**body, **verdict.parts, **scored})
+
+    @staticmethod
+    def _verify_response(fields: dict[str, Any]) -> Response:
+        return JSONResponse(GermanVerifyResponse.model_validate(fields).model_dump(mode="json"))
 
     def judge_trajectory(self, session: ServedSession, trajectory: Trajectory) -> Verdict:
-        """Score the calls that upstream's agent kept to itself, compare the rest, and finish the episode."""
+        """Compare what the model was shown with what was served, and judge the calls as the model wrote them.
+
+        Upstream's agent answers arguments that it cannot decode by itself, normalises names in its HTTP client
+        and writes arguments anew. None of that may make a call better than it was written, and nothing that
+        a model writes may make the two lists disagree: only a well-formed call has to have arrived.
+        """
         session.raise_fault()
-        if session.episode.verdict is not None:
-            return session.episode.verdict
-        served = session.shown()
-        claimed = [call.shown for call in trajectory.calls if call.reached_the_server]
-        if len(claimed) != len(served) or any(
-            theirs is not None and theirs != ours for theirs, ours in zip(claimed, served, strict=True)
-        ):
-            session.fault = InfrastructureError(
-                Kind.REPLAY_DISAGREEMENT,
-                Scope.ROLLOUT,
-                f"the trajectory's {len(claimed)} calls and outputs are not the {len(served)} that were served",
-            )
-            raise session.fault
-        for number, call in enumerate(trajectory.calls):
-            if not call.reached_the_server:
-                session.call(call.tool, call.arguments, f"unsent-{number}")
-        return session.verify(trajectory.answer, trajectory.truncated)
+        if session.verdict is not None:
+            return session.verdict
+        served = iter([*session.shown, None])
+        expected = next(served)
+        for each in trajectory.calls:
+            if each.shown is not None and each.shown == expected:
+                expected = next(served)
+            elif each.shown is not None and is_well_formed(each.call):
+                raise self._disagreement(session, "the trajectory shows an observation that was not served")
+        if expected is not None:
+            raise self._disagreement(session, "the trajectory lacks an observation that was served")
+        return session.verify(trajectory.answer, trajectory.truncated, [each.call for each in trajectory.calls])
+
+    @staticmethod
+    def _disagreement(session: ServedSession, detail: str) -> InfrastructureError:
+        session.fault = InfrastructureError(Kind.REPLAY_DISAGREEMENT, Scope.ROLLOUT, detail)
+        return session.fault
 
     async def close_resources_session(self, request: Request) -> Response:  # type: ignore[override]
         """Release a session; idempotent, also for an id that was never opened."""
@@ -232,6 +238,10 @@ class GermanOrdersServer(SimpleResourcesServer):
         try:
             body = ResourcesCloseSessionRequest.model_validate(_json_object(text))
         except ValidationError:
+            return self._observe(request, "close_session", text)
+        # The environment server closes by an id that it knows. A model does not know its own.
+        mine = request.session.get(SESSION_ID_KEY)
+        if self._sessions.is_open(mine) and mine != body.resources_session_id:
             return self._observe(request, "close_session", text)
         self._sessions.close(body.resources_session_id)
         return JSONResponse(ResourcesCloseSessionResponse(resources_session_id=body.resources_session_id).model_dump())
@@ -279,7 +289,8 @@ class GermanOrdersServer(SimpleResourcesServer):
     def _guarded(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             text = await _text(request)
-            if not secrets.compare_digest(request.headers.get(SECRET_HEADER, ""), self._secret):
+            offered = request.headers.get(SECRET_HEADER, "")
+            if not secrets.compare_digest(offered.encode(), self._secret.encode()):
                 return self._observe(request, name, text)
             try:
                 answer = handler(request, _json_object(text))

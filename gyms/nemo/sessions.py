@@ -7,13 +7,13 @@ mutation it guards, and a client that disconnects cannot stop a mutation half-wa
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.episode import TOO_MANY_CALLS, CallConflict, Episode, EpisodeFinished
+from gyms.german.episode import CallConflict, Episode, replay
 from gyms.german.tasks import Task
-from gyms.german.tools import Observation
+from gyms.german.tools import Call, Observation
 from gyms.german.verifier import Verdict
 
 REMEMBERED_IDS = 100_000
@@ -39,35 +39,41 @@ class ServedSession:
     """The first infrastructure failure; no later call clears it."""
     fail_next: bool = False
     """Ask the next call to fail inside the server, to try the fault path."""
-    calls: int = 0
-    """Calls that came in."""
+    shown: list[str] = field(default_factory=list)
+    """Text of every observation served, in order."""
+    verdict: Verdict | None = None
+    """The verdict, once there is one."""
 
     def call(self, tool: str, arguments: str, call_id: str | None = None) -> Observation:
         """Execute one call; without an id it is a new one. Raises InfrastructureError."""
         self.raise_fault()
-        self.calls += 1
+        if self.verdict is not None:
+            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "the episode has its verdict; no call is executed")
         try:
             if self.fail_next:
                 self.fail_next = False
                 raise RuntimeError("injected fault")
-            return self.episode.call(tool, arguments, call_id or f"call-{self.calls}")
-        except (CallConflict, EpisodeFinished) as error:
+            observation = self.episode.call(tool, arguments, call_id or f"call-{len(self.shown)}")
+        except CallConflict as error:
             # The caller broke the protocol; the episode itself is untouched.
             raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, str(error)) from error
         except Exception as error:
             # The text of an unexpected exception may hold anything, so it goes to the log, not to a client.
             self.fault = InfrastructureError(Kind.SERVICE_ERROR, Scope.ROLLOUT, "the server failed inside a call")
             raise self.fault from error
+        self.shown.append(observation.text)
+        return observation
 
-    def shown(self) -> list[str]:
-        """Return the text of every observation served, in order."""
-        logged = [event.observation.text for event in self.episode.events]
-        return logged + [TOO_MANY_CALLS.text] * (self.calls - len(logged))
+    def verify(self, answer: str | None, truncated: bool, calls: Sequence[Call] | None = None) -> Verdict:
+        """End the episode, once; raises InfrastructureError if the session has a fault.
 
-    def verify(self, answer: str | None, truncated: bool) -> Verdict:
-        """End the episode; raises InfrastructureError if the session has a fault."""
+        ``calls`` are what the model wrote, where that is known better than by what came in.
+        """
         self.raise_fault()
-        return self.episode.finish(answer, truncated)
+        if self.verdict is None:
+            written = self.episode.calls if calls is None else calls
+            self.verdict = replay(self.task, written, answer, truncated)[1]
+        return self.verdict
 
     def raise_fault(self) -> None:
         """Raise the sticky fault, if there is one."""
@@ -123,6 +129,11 @@ class SessionStore:
         session.last_used = self._clock()
         self._open.move_to_end(session.session_id)
         return session
+
+    def is_open(self, session_id: object) -> bool:
+        """Whether a session of this id is open; does not count as using it."""
+        self._expire()
+        return session_id in self._open
 
     def close(self, session_id: str) -> None:
         """Release a session. Idempotent, also for an id never seen, which can then not be opened later."""

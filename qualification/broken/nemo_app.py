@@ -79,7 +79,7 @@ class BrokenServer(GermanOrdersServer):
     def judge_trajectory(self, session: ServedSession, trajectory: Trajectory) -> Verdict:
         # verdict_follows_last_answer: OpenEnv leaves terminal immutability to the environment.
         if self._store.defect == "verdict_follows_last_answer":
-            session.episode._verdict = None
+            session.verdict = None
         verdict = super().judge_trajectory(session, trajectory)
         # the_number_alone_pays: a verifier that looks at the final number only.
         if self._store.defect == "the_number_alone_pays" and verdict.parts["answer"]:

@@ -56,8 +56,8 @@ def service(run: Run, serve: Serve) -> NemoService:
 
 @pytest.fixture(scope="session")
 def small_service(serve: Serve) -> NemoService:
-    """A server with room for three sessions, which it gives up after two seconds without a call."""
-    return serve(capacity=3, session_ttl_s=2.0)
+    """A server with room for three sessions, which it gives up after three seconds without a call."""
+    return serve(capacity=3, session_ttl_s=3.0)
 
 
 @pytest.fixture(autouse=True)

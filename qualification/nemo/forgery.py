@@ -13,23 +13,31 @@ NATIVE_ROUTES = frozenset(
 """Paths that upstream's contract and this task's tools make public."""
 
 
-def upstream_cookies(session_id: str, names: Iterable[str]) -> dict[str, str]:
-    """Return cookies that name a session, signed with the secret upstream derives from the server's name.
+UPSTREAMS_SECRET = "GermanOrdersServer___german_orders"
+"""What upstream derives from the server's class and name: cookie name, cookie secret and MCP key in one."""
 
-    Rebuilt from itsdangerous' documented TimestampSigner, upstream's signer.
+GUESSES = (UPSTREAMS_SECRET, "german_orders", "german_orders_session", "GermanOrdersServer", "secret")
+"""Secrets that a stranger would try."""
+
+
+def forged_cookies(session_id: str, names: Iterable[str], secret: str) -> dict[str, str]:
+    """Return cookies that name a session, signed with a guessed secret.
+
+    Rebuilt from itsdangerous' documented TimestampSigner, which signs Starlette's sessions.
     """
-    secret = "GermanOrdersServer___german_orders"
     key = hashlib.sha1(b"itsdangerous.Signer" + b"signer" + secret.encode()).digest()
     payload = b64encode(json.dumps({"session_id": session_id}).encode())
     stamp = int(time.time())
     stamped = payload + b"." + _base64(stamp.to_bytes((stamp.bit_length() + 7) // 8, "big"))
     signed = stamped + b"." + _base64(hmac.new(key, stamped, hashlib.sha1).digest())
-    return {name: signed.decode() for name in {secret, *names}}
+    return {name: signed.decode() for name in {UPSTREAMS_SECRET, *names}}
 
 
 def tampered(cookie: str) -> str:
-    """Return a signed cookie with its last character changed."""
-    return cookie[:-1] + ("A" if cookie[-1] != "A" else "B")
+    """Return a signed cookie with the first character of its signature changed."""
+    payload, _, signature = cookie.rpartition(".")
+    # Not the last one: some of its bits are padding.
+    return f"{payload}.{'A' if signature[0] != 'A' else 'B'}{signature[1:]}"
 
 
 def _base64(data: bytes) -> bytes:

@@ -30,12 +30,21 @@ from harness.services import NemoService
 from harness.stage import stage
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
-from qualification.scenarios import HOSTILE_CALLS, MALFORMED_CALLS, fault_of, play, play_async, right_answer, right_path
+from qualification.scenarios import (
+    HOSTILE_CALLS,
+    MALFORMED_CALLS,
+    async_fault_of,
+    fault_of,
+    play,
+    play_async,
+    right_answer,
+    right_path,
+)
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
 TASK = "v1/dev/0/0"
-SHORT_S = 1.5
+SHORT_S = 2.5
 """Deadline of clients that will meet a fault, seconds."""
 BOUND_S = 10 * SHORT_S + 15
 """What any faulted call may take on a busy machine; a hang takes for ever."""
@@ -53,10 +62,17 @@ def test_every_rollout_has_a_fresh_opaque_id(nemo: Wire, connect: Connect, evide
     once_closed = nemo.bridge("open", session_id=ids[0], **agreed).json().get("kind")
     # Of 64 random hex digits hardly ever fewer than 10 of the 16 differ; of a counter's leading ones, none.
     digits = min(len({session_id[position] for session_id in ids}) for position in range(32))
-    seen = {"ids": len(set(ids)), "shortest": min(map(len, ids)), "random": digits >= 8}
+    seen: dict[str, object] = {"ids": len(set(ids)), "shortest": min(map(len, ids)), "random": digits >= 8}
     seen["opened again"] = [while_open, once_closed]
+    seen["short id"] = nemo.bridge("open", session_id="f" * 31, **agreed).json().get("kind")
     evidence.measure(**seen, fewest_digits_in_a_position=digits)
-    expected = {"ids": 64, "shortest": 32, "random": True, "opened again": ["protocol", "session_lost"]}
+    expected: dict[str, object] = {
+        "ids": 64,
+        "shortest": 32,
+        "random": True,
+        "opened again": ["protocol", "session_lost"],
+    }
+    expected["short id"] = "protocol"
     assert seen == expected, explain(
         subject="64 session ids in hex, and opening the first one again",
         expected=expected,
@@ -98,14 +114,18 @@ def test_the_clients_verdict_is_the_native_one(
     scripts = [orders.scripts(TASK)[name] for name in names]
     gym = connect()
     native = [nemo.rollout(TASK).play(script) for script in scripts]
-    seen = {
+    seen: dict[str, list[object]] = {
         "blocking": [_told(play(gym, TASK, script).verdict) for script in scripts],
         "event loop": [_told(replay.verdict) for replay in asyncio.run(_play_at_once(service, orders, scripts))],
     }
+    with gym.open(TASK) as session:
+        for call in right_path(orders, TASK):
+            session.call(call.tool, call.arguments)
+        seen["truncated"] = [session.verify(right_answer(orders, TASK), truncated=True).outcome]
     parts = ("lookup", "calculation", "answer", "errors")
     told = [(v["reward"], v["strict"], v["outcome"], {part: v[part] for part in parts}) for v in native]
     evidence.attach("verdicts.json", {**seen, "native": told})
-    assert seen == {"blocking": told, "event loop": told}, explain(
+    assert seen == {"blocking": told, "event loop": told, "truncated": ["truncated"]}, explain(
         subject=f"verdicts of the scripts {names} through the client and by native /verify",
         expected=told,
         got=seen,
@@ -138,12 +158,14 @@ def test_a_changed_source_is_refused(serve: Serve, connect: Connect, run: Run, e
     first = serve()
     at_open, mid_episode = connect(first), connect(first)
     session = mid_episode.open(TASK)
+    other = replace(first.identity, core="0" * 64)
     edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
     with (edited.python_path / "gyms/german/verifier.py").open("a") as file:
         file.write("# changed\n")
     first.server.stop()
     serve(edited, ports=[first.server.port], secret=first.secret)
     kinds = {
+        "connect": fault_of(lambda: connect(first, expected=other))[0],
         "open": fault_of(lambda: at_open.open(TASK))[0],
         "call": fault_of(lambda: session.call("lookup", "{}"))[0],
     }
@@ -158,7 +180,9 @@ def test_a_changed_source_is_refused(serve: Serve, connect: Connect, run: Run, e
 
 
 @check("NEMO-C-06", broken="faults_become_zero_reward")
-def test_a_broken_service_is_typed_sticky_and_bounded(serve: Serve, connect: Connect, evidence: Evidence) -> None:
+def test_a_broken_service_is_typed_sticky_and_bounded(
+    serve: Serve, connect: Connect, orders: GermanOrders, evidence: Evidence
+) -> None:
     """Every way a service can break MUST give its typed error, at once and from then on, and never a reward."""
     doomed = serve()
     seen: dict[str, tuple[object, ...]] = {}
@@ -171,6 +195,7 @@ def test_a_broken_service_is_typed_sticky_and_bounded(serve: Serve, connect: Con
             proxy.fault = fault
             # The last figure is how often the client sent something: a call is never sent again.
             seen[fault] = (*_kinds(gym, session), proxy.requests - before)
+        seen["stall, event loop"] = asyncio.run(_stalled_on_a_loop(proxy, doomed, orders))
     gyms = [connect(doomed, deadline_s=SHORT_S) for _ in range(3)]
     sessions = [gym.open(TASK) for gym in gyms]
     doomed.server.pause()
@@ -240,33 +265,56 @@ def test_sixteen_clients_are_isolated_on_loopback(
 
 @check("NEMO-C-09", broken="faults_are_forgotten")
 def test_sessions_are_closed_and_faults_stick(
-    nemo: Wire, connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence
+    nemo: Wire,
+    connect: Connect,
+    service: NemoService,
+    small_service: NemoService,
+    orders: GermanOrders,
+    evidence: Evidence,
 ) -> None:
     """Every end MUST close its sessions, a fault MUST stick until its owner resets it, a disagreeing replay is one."""
-    gym, sceptic = connect(), connect(tasks=DisagreeingOrders())
-    open_before = nemo.state()["open"]
-    fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]))
-    fault_of(lambda: _raise_inside(gym))
-    subprocess.run(
-        [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret], cwd=ROOT, timeout=60
-    )
-    seen: dict[str, object] = {"left open": nemo.state()["open"] - open_before}
+    gym, before = connect(), nemo.state()
+    played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
+    raised = fault_of(lambda: _raise_inside(gym))[0]
+    leaver = [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret]
+    left = subprocess.run(leaver, cwd=ROOT, timeout=60, check=False).returncode
+    after = nemo.state()
+    seen: dict[str, object] = {
+        "ends": (played, raised, left),
+        "opened, left open": (after["opened"] - before["opened"], after["open"] - before["open"]),
+    }
     faulted, healthy = gym.open(TASK), gym.open(TASK)
     nemo.bridge("fault", session_id=faulted.id)
     attempts = (faulted, healthy, healthy)
     seen["after a fault"] = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in attempts]
     gym.reset_fault()
     seen["after a reset"] = fault_of(lambda: healthy.call("lookup", "{}").is_error)
-    seen["disagreeing replay"] = fault_of(lambda: play(sceptic, TASK, orders.scripts(TASK)["oracle"]))[0]
+    for name, tasks in (("verdict", DisagreeingVerdict()), ("observation", DisagreeingObservation())):
+        sceptic = connect(tasks=tasks)
+        disagreed = fault_of(lambda: play(sceptic, TASK, orders.scripts(TASK)["oracle"]))[0]  # noqa: B023
+        seen[f"disagreeing {name}"] = (disagreed, fault_of(lambda: sceptic.open(TASK))[0])  # noqa: B023
+    full = connect(small_service)
+    sessions = [fault_of(lambda: full.open(TASK)) for _ in range(4)]
+    first = sessions[0][1]
+    seen["over capacity"] = [kind for kind, _ in sessions]
+    fault_of(lambda: first.close() if first else None)
+    seen["after a close"] = fault_of(lambda: full.open(TASK).call("lookup", "{}").is_error)
+    full.close()
+    seen["closed gym"] = fault_of(lambda: full.open(TASK))[0]
     evidence.measure(**seen)
     expected = {
-        "left open": 0,
+        "ends": ((None, 1.0), "ValueError", 0),
+        "opened, left open": (5, 0),
         "after a fault": ["service_error"] * 3,
         "after a reset": (None, True),
-        "disagreeing replay": "replay_disagreement",
+        "disagreeing verdict": ("replay_disagreement", "replay_disagreement"),
+        "disagreeing observation": ("replay_disagreement", "replay_disagreement"),
+        "over capacity": [None, None, None, "capacity"],
+        "after a close": (None, True),
+        "closed gym": "unreachable",
     }
     assert seen == expected, explain(
-        subject="sessions left open by success, exception and exit; kinds after a fault; a replay that disagrees",
+        subject="sessions after success, exception and exit; what sticks, what does not, and who clears it",
         expected=expected,
         got=seen,
         cause="an end does not close, or a fault is cleared by something else than its owner",
@@ -280,6 +328,8 @@ BROKEN_SERVICES: dict[str, tuple[object, ...]] = {
     Fault.STALL: (Kind.TIMEOUT,) * 3 + (True, 1),
     Fault.REFUSE: (Kind.UNREACHABLE,) * 3 + (True, 0),
     Fault.EMPTY: (Kind.PROTOCOL,) * 3 + (True, 0),
+    Fault.TRICKLE: (Kind.TIMEOUT,) * 3 + (True, 1),
+    "stall, event loop": (Kind.TIMEOUT,) * 3,
     "hung": (Kind.TIMEOUT,) * 3 + (True,),
     "killed": (Kind.UNREACHABLE,) * 3 + (True,),
     "restarted": (Kind.SESSION_LOST,) * 3 + (True,),
@@ -297,6 +347,19 @@ def _kinds(gym: BlockingGym, session: BlockingSession, heal: Callable[[], None] 
     return at_call, at_verify, at_open, time.monotonic() - started < BOUND_S
 
 
+async def _stalled_on_a_loop(proxy: FaultProxy, service: NemoService, orders: GermanOrders) -> tuple[object, ...]:
+    """Return the kinds at a call, at the close of another session and a call after it, and at the next open."""
+    proxy.fault = Fault.NONE
+    async with NemoGym(proxy.url, service.secret, orders, deadline_s=SHORT_S) as gym:
+        session, other = await gym.open(TASK), await gym.open(TASK)
+        proxy.fault = Fault.STALL
+        at_call = await async_fault_of(session.call("lookup", "{}"))
+        # A close that fails must neither clear a fault nor make one.
+        await other.close()
+        proxy.fault = Fault.NONE
+        return at_call, await async_fault_of(session.call("lookup", "{}")), await async_fault_of(gym.open(TASK))
+
+
 def _told(verdict: Verdict) -> tuple[object, ...]:
     return verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts)
 
@@ -312,19 +375,26 @@ def _raise_inside(gym: BlockingGym) -> None:
         raise ValueError("the trainer failed")
 
 
-class DisagreeingOrders(GermanOrders):
-    """A replay that pays nothing: the gym's verdict and the replay's must not both be believed."""
+class DisagreeingVerdict(GermanOrders):
+    """A replay that pays half: the gym's verdict and the replay's must not both be believed."""
 
     def replay(self, *arguments: Any, **named: Any) -> Replay:
         told = super().replay(*arguments, **named)
         return replace(told, verdict=replace(told.verdict, reward=0.5))
 
 
+class DisagreeingObservation(GermanOrders):
+    """A replay that shows another record than the gym did."""
+
+    def replay(self, *arguments: Any, **named: Any) -> Replay:
+        told = super().replay(*arguments, **named)
+        return replace(told, observations=tuple(replace(seen, text=seen.text + " ") for seen in told.observations))
+
+
 EXIT_WITHOUT_CLOSING = """
 import sys
 from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
-from gyms.nemo.client import NemoGym
 from gyms.nemo.client import NemoGym
 gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders(), blocking=True))
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]

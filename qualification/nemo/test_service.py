@@ -9,12 +9,13 @@ import subprocess
 import time
 from base64 import b64decode
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from gyms import loaded
-from gyms.base import ToolCall
+from gyms.base import ToolCall, read_identity
 from gyms.german_orders import GermanOrders
 from harness.checks import check, explain
 from harness.evidence import Evidence
@@ -24,8 +25,8 @@ from harness.services import NemoService
 from harness.stage import stage
 from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
-from qualification.nemo.wire import NativeRollout, Wire, replayed
-from qualification.scenarios import HOSTILE_BODIES
+from qualification.nemo.wire import NativeRollout, Wire, installed_digest, replayed
+from qualification.scenarios import HOSTILE_BODIES, right_answer
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -43,7 +44,11 @@ def test_the_server_identifies_the_bytes_it_runs(
         file.write("# changed\n")
     answer = nemo.bridge("identity").json()
     identity = answer["identity"]
-    other = serve(edited).identity
+    edited_service = serve(edited)
+    other = edited_service.identity
+    with (edited.python_path / "gyms/german/tools.py").open("a") as file:
+        file.write("# changed while it runs\n")
+    asked_again = read_identity(Wire(edited_service).bridge("identity").json()["identity"])
     staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "healthy": nemo.http.get("/healthz").json(),
@@ -54,6 +59,8 @@ def test_the_server_identifies_the_bytes_it_runs(
         "core": identity["core"],
         "changed by the edit": [name for name in staged if other.sources[name] != identity["sources"].get(name)],
         "core follows": other.core == loaded.core_digest(other.sources) != identity["core"],
+        "changed by an edit while it runs": asked_again != other,
+        "upstream digest": identity["upstream_digest"],
     }
     expected = {
         "healthy": {"status": "ok"},
@@ -64,6 +71,8 @@ def test_the_server_identifies_the_bytes_it_runs(
         "core": loaded.core_on_disk(run.subject.python_path / "gyms"),
         "changed by the edit": ["gyms/german/tasks.py"],
         "core follows": True,
+        "changed by an edit while it runs": False,
+        "upstream digest": installed_digest(run.stack("nemo"), "nemo-gym"),
     }
     evidence.attach("identity.json", answer)
     evidence.measure(**{name: identity[name] for name in ("upstream", "stands_for", "python")})
@@ -102,7 +111,22 @@ def test_only_the_right_path_is_rewarded(nemo: Wire, orders: GermanOrders, evide
     """Native verify MUST pay 1.0 for the right path, and 0.0 for a wrong number, no lookup or a foreign record."""
     expected = {"oracle": 1.0, "wrong": 0.0, "guess": 0.0, "no_calculation": 0.0, "foreign": 0.0, "noop": 0.0}
     verdicts = {name: nemo.rollout(TASK).play(orders.scripts(TASK)[name]) for name in expected}
+    cut = nemo.rollout(TASK)
+    for call in _path(orders):
+        cut.call(call)
+    verdicts["truncated"] = cut.verify(right_answer(orders, TASK), truncated=True).json()
+    repeated = nemo.rollout(TASK)
+    for call in _path(orders):
+        # As some parsers take over from the model.
+        repeated.call(call, call_id="call_0")
+    verdicts["repeated ids"] = repeated.verify(right_answer(orders, TASK)).json()
+    hasty = nemo.rollout(TASK)
+    hasty.call(_path(orders)[0])
+    # Said beside the call, before its result was seen, and nothing after it.
+    hasty.call(_path(orders)[1], saying=right_answer(orders, TASK))
+    verdicts["said beside a call"] = hasty.verify(None).json()
     evidence.attach("verdicts.json", verdicts)
+    expected |= {"truncated": 0.0, "repeated ids": 1.0, "said beside a call": 0.0}
     rewards = {name: None if verdict["mask_sample"] else verdict["reward"] for name, verdict in verdicts.items()}
     assert rewards == expected, explain(
         subject="reward of scripted native episodes",
@@ -123,13 +147,16 @@ def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: Germ
         nemo.http.post(f"/{call.tool}", content=call.arguments)
     for route in ("/verify", "/seed_session", "/close_session", "/aggregate_metrics", "/bridge/state"):
         nemo.http.post(route, json={"task_id": CANARY})
+    nemo.bridge("fault", session_id=rollout.session_id)
+    nemo.http.post("/lookup", content="{}")
+    nemo.http.post("/verify", json=rollout.verify_body("1"))
     cookies = [b64decode(cookie.split(".")[0] + "==") for cookie in nemo.http.cookies.values()]
     before = b"\n".join([*nemo.served, *cookies])
-    rollout.call(orders.scripts(CANARY)["oracle"].calls[0])
+    shown = nemo.rollout(CANARY).call(orders.scripts(CANARY)["oracle"].calls[0]).content
     leaked = [secret for secret in orders.secrets(CANARY) if secret.encode() in before]
-    revealed = [secret for secret in orders.secrets(CANARY) if secret.encode() in nemo.served[-1]]
+    revealed = [secret for secret in orders.secrets(CANARY) if secret.encode() in shown]
     evidence.attach("served_before_lookup.bin", before)
-    evidence.measure(bytes_searched=len(before), answers=len(nemo.served) - 1, revealed_by_lookup=len(revealed))
+    evidence.measure(bytes_searched=len(before), answers=len(nemo.served), revealed_by_lookup=len(revealed))
     assert (leaked, bool(revealed)) == ([], True), explain(
         subject="hidden numbers in the bytes before lookup; whether lookup's own answer holds any",
         expected=([], True),
@@ -197,7 +224,7 @@ def test_a_lost_session_is_never_an_empty_one(
         "missing": {},
         "closed": dict(closed.wire.http.cookies),
         "foreign": dict(foreign.wire.http.cookies),
-        "forged with upstream's guessable secret": forgery.upstream_cookies(valid.session_id, cookies),
+        **{guess: forgery.forged_cookies(valid.session_id, cookies, guess) for guess in forgery.GUESSES},
         "tampered": {name: forgery.tampered(value) for name, value in cookies.items()},
     }
     opened_before = nemo.state()["opened"]
@@ -257,13 +284,18 @@ def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrd
     shown = list(zip(*asyncio.run(interleave()), strict=True))
     verdicts = [rollout.verify(script.answer).json() for rollout, script in zip(rollouts, scripts, strict=True)]
     replays = [orders.replay(task, script.calls, script.answer) for task, script in zip(tasks, scripts, strict=True)]
-    seen = [
+    seen: list[object] = [
         (*texts, verdict.get("reward"), verdict.get("errors")) for texts, verdict in zip(shown, verdicts, strict=True)
     ]
-    expected = [(*(o.text for o in r.observations), r.verdict.reward, r.verdict.parts["errors"]) for r in replays]
+    expected: list[object] = [
+        (*(o.text for o in r.observations), r.verdict.reward, r.verdict.parts["errors"]) for r in replays
+    ]
+    # A retry of an episode is another episode: it must not find the first one's session.
+    seen.append(nemo.http.post("/seed_session", json=rollouts[0].seed_body(attempt=1)).status_code)
+    expected.append(400)
     evidence.attach("sessions.json", {"seen": seen, "expected": expected})
     assert seen == expected, explain(
-        subject="observations, reward and error count of sixteen interleaved sessions",
+        subject="observations, reward and errors of sixteen interleaved sessions; another attempt's seed",
         expected=expected,
         got=seen,
         cause="state is kept by process, connection or task instead of by session",
@@ -274,7 +306,7 @@ def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrd
 def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence: Evidence) -> None:
     """One session over capacity MUST be refused, a close MUST make room, and abandoned ones MUST expire."""
     wire = Wire(small_service)
-    _wait_for(lambda: wire.state()["open"] == 0, limit_s=10)
+    _wait_for(lambda: wire.state()["open"] == 0, limit_s=12)
     rollouts = [NativeRollout(Wire(small_service), TASK) for _ in range(5)]
     admitted = [rollout.seed().status_code for rollout in rollouts[:3]]
     refused = rollouts[3].seed()
@@ -283,16 +315,21 @@ def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence
         "up to capacity": admitted,
         "one more": (refused.status_code, _kind(refused)),
         "after a close": rollouts[4].seed().status_code,
-        "abandoned expire": _wait_for(lambda: wire.state()["open"] == 0, limit_s=8),
-        "late call": rollouts[1].call(ToolCall("lookup", "{}")).status_code,
+        # One of them is in use all the time, for longer than an abandoned one lasts.
+        "in use": {_pause_then(rollouts[4].call, ToolCall("lookup", "{}")).status_code for _ in range(8)},
+        "abandoned": rollouts[1].call(ToolCall("lookup", "{}")).status_code,
+        "open": wire.state()["open"],
+        "all expire": _wait_for(lambda: wire.state()["open"] == 0, limit_s=8),
     }
     evidence.measure(state=wire.state())
     expected = {
         "up to capacity": [200, 200, 200],
         "one more": (503, "capacity"),
         "after a close": 200,
-        "abandoned expire": True,
-        "late call": 404,
+        "in use": {200},
+        "abandoned": 404,
+        "open": 1,
+        "all expire": True,
     }
     assert seen == expected, explain(
         subject="a server with room for three sessions",
@@ -314,16 +351,37 @@ def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evid
     faulty = nemo.rollout(TASK)
     nemo.bridge("fault", session_id=faulty.session_id)
     statuses = [faulty.call(call).status_code for call in (*_path(orders), *_path(orders))]
-    masked = faulty.verify(orders.scripts(TASK)["oracle"].answer).json()
-    seen = (disagreements, statuses, masked.get("mask_sample"), masked.get("failure_kind"))
-    evidence.attach("masked.json", masked)
-    expected = ([], [500] * 4, True, "german_orders:service_error")
+    masked = faulty.verify(right_answer(orders, TASK)).json()
+    lying = nemo.rollout(TASK)
+    lying.call(_path(orders)[0])
+    lying.output[-1]["output"] = lying.output[-1]["output"].replace("1", "2")
+    lied = lying.verify(right_answer(orders, TASK)).json()
+    seen = {
+        "disagreeing": disagreements,
+        "calls after a fault": statuses,
+        "bridge verify": nemo.bridge("verify", session_id=faulty.session_id, answer="1").status_code,
+        "faulted": _mask(masked),
+        "lying trajectory": _mask(lied),
+    }
+    evidence.attach("masked.json", [masked, lied])
+    expected = {
+        "disagreeing": [],
+        "calls after a fault": [500] * 4,
+        "bridge verify": 500,
+        "faulted": (True, 0.0, "german_orders:service_error"),
+        "lying trajectory": (True, 0.0, "german_orders:replay_disagreement"),
+    }
     assert seen == expected, explain(
-        subject="episodes that replay otherwise; a faulted session's statuses, mask and failure kind",
+        subject="episodes that replay otherwise; a faulted session; a trajectory that shows what was not served",
         expected=expected,
         got=seen,
-        cause="the server's state differs from the core's, or a later good call cleared the fault",
+        cause="the server's state differs from the core's, or a fault is cleared or not seen",
     )
+
+
+def _mask(verdict: dict[str, Any]) -> tuple[object, ...]:
+    """Return (masked, reward, failure kind) of a native verify response."""
+    return verdict.get("mask_sample"), verdict.get("reward"), verdict.get("failure_kind")
 
 
 def _path(orders: GermanOrders) -> tuple[ToolCall, ...]:
@@ -336,6 +394,11 @@ def _kind(answer: httpx.Response) -> str | None:
         return answer.json().get("kind")
     except ValueError:
         return None
+
+
+def _pause_then(call: Callable[[ToolCall], httpx.Response], argument: ToolCall) -> httpx.Response:
+    time.sleep(0.5)
+    return call(argument)
 
 
 def _wait_for(reached: Callable[[], bool], limit_s: float) -> bool:

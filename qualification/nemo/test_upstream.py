@@ -88,6 +88,40 @@ def test_tool_names_a_model_writes_reach_nothing_else(
     )
 
 
+def test_a_model_is_judged_by_what_it_wrote(agent: UpstreamAgent, orders: GermanOrders, evidence: Evidence) -> None:
+    """The verdict MUST be the replay of the calls as written, whatever upstream's agent makes of them on the way."""
+    look, compute = right_path(orders, TASK)
+    answer = orders.scripts(TASK)["oracle"].answer
+    first_calls = {
+        "fragment": [ToolCall("lookup#x", look.arguments)],
+        "dots": [ToolCall("x/../lookup", look.arguments)],
+        "rollout prefix": [ToolCall("ng-rollout/r1/lookup", look.arguments)],
+        "question mark": [ToolCall("lookup?", look.arguments)],
+        "percent": [ToolCall("l%6Fokup", look.arguments)],
+        "duplicate keys": [ToolCall("lookup", look.arguments[:-1] + "," + look.arguments[1:])],
+        "blanks": [ToolCall("lookup", " " * 3000 + look.arguments)],
+        "undecodable": [*[ToolCall("lookup", "{")] * 64, look],
+        "closing": [
+            ToolCall("close_session", '{"resources_session_id": "x", "episode_id": {"rollout_id": "x"}}'),
+            look,
+        ],
+        "long name": [ToolCall("l" * 72_000, "{}"), look],
+    }
+    seen, expected = {}, {}
+    for name, calls in first_calls.items():
+        told = agent.play(TASK, Script(name, (*calls, compute), answer))
+        seen[name] = tuple(told[key] for key in ("outcome", "reward", "errors", "mask_sample"))
+        verdict = orders.replay(TASK, [*calls, compute], answer).verdict
+        expected[name] = (verdict.outcome, verdict.reward, verdict.parts["errors"], False)
+    evidence.attach("verdicts.json", {"seen": seen, "expected": expected})
+    assert seen == expected, explain(
+        subject="(outcome, reward, errors, masked) of calls that arrive otherwise than written, or never",
+        expected=expected,
+        got=seen,
+        cause="the server judges what arrived, or takes what a model writes for a fault of the infrastructure",
+    )
+
+
 def test_upstreams_test_command_passes_on_the_staged_folder(run: Run, tmp_path: Path, evidence: Evidence) -> None:
     """``gym env test`` MUST pass on the folder in upstream's shape, with the environment it finds there."""
     gym = GymCommand(run, run.subject, tmp_path)

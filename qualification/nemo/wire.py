@@ -3,16 +3,20 @@
 No client of ours and no SDK stands between a check and the bytes.
 """
 
+import csv
 import json
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from gyms import loaded
 from gyms.base import Replay, Script, ToolCall
 from gyms.nemo import rows
 from harness.services import NemoService
+from harness.stacks import Stack
 
 DEADLINE_S = 30.0
 
@@ -67,43 +71,44 @@ class NativeRollout:
         """Core digest that the rollout's dataset row was made for."""
         return self.wire.service.identity.core
 
-    def seed_body(self, core: str | None = None) -> dict[str, Any]:
+    def seed_body(self, core: str | None = None, attempt: int = 0) -> dict[str, Any]:
         """Return the typed seed body."""
-        return rows.typed_seed(self.task_id, core or self.core, self.session_id)
+        body = rows.typed_seed(self.task_id, core or self.core, self.session_id)
+        body["episode_id"]["attempt"] = attempt
+        return body
 
     def seed(self) -> httpx.Response:
         """Open the session under a caller-assigned id."""
         return self.wire.http.post("/seed_session", json=self.seed_body())
 
-    def call(self, call: ToolCall) -> httpx.Response:
-        """Post one call to the route of the tool's name, body as written, and add it to the trajectory."""
+    def call(self, call: ToolCall, call_id: str | None = None, saying: str | None = None) -> httpx.Response:
+        """Post one call to the route of the tool's name, body as written, and add it to the trajectory.
+
+        ``call_id`` is an id that the model chose, ``saying`` a message in the same turn.
+        """
         response = self.wire.http.post(f"/{call.tool}", content=call.arguments.encode())
-        number = f"call_{len(self.output)}"
-        self.output += [
-            {"type": "function_call", "call_id": number, "name": call.tool, "arguments": call.arguments},
-            {"type": "function_call_output", "call_id": number, "output": response.text},
-        ]
+        number = call_id or f"call_{len(self.output)}"
+        self.output.append({"type": "function_call", "call_id": number, "name": call.tool, "arguments": call.arguments})
+        if saying is not None:
+            self.output.append(message(saying))
+        self.output.append({"type": "function_call_output", "call_id": number, "output": response.text})
         return response
 
-    def verify(self, answer: str | None) -> httpx.Response:
+    def verify(self, answer: str | None, truncated: bool = False) -> httpx.Response:
         """Post the trajectory with its final message, as upstream's agent does."""
-        return self.wire.http.post("/verify", json=self.verify_body(answer))
+        body = self.verify_body(answer)
+        if truncated:
+            body["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+        return self.wire.http.post("/verify", json=body)
 
     def verify_body(self, answer: str | None) -> dict[str, Any]:
         """Return upstream's verify body: the dataset row and the Responses object."""
-        message = {
-            "type": "message",
-            "id": "message",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": answer, "annotations": []}],
-        }
         response = {
             "id": "response",
             "created_at": 0,
             "model": "scripted",
             "object": "response",
-            "output": self.output + ([message] if answer is not None else []),
+            "output": self.output + ([message(answer)] if answer is not None else []),
             "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],
@@ -133,6 +138,24 @@ class NativeRollout:
         shown = [item["output"] for item in self.output if item["type"] == "function_call_output"]
         keys = ("reward", "strict", "outcome", "lookup", "calculation", "answer", "errors")
         return {"shown": shown, **{key: verdict.get(key) for key in keys}}
+
+
+def message(text: str) -> dict[str, Any]:
+    """Return an assistant message of a trajectory."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "id": "message", "role": "assistant", "status": "completed", "content": content}
+
+
+def installed_digest(stack: Stack, distribution: str) -> str:
+    """Return the digest of a distribution's own file record, read from outside of the stack's interpreter."""
+    (record,) = Path(stack.python).parent.parent.glob(f"lib/*/site-packages/{distribution.replace('-', '_')}-*/RECORD")
+    rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines()))
+    shipped = [
+        (name, digest.removeprefix("sha256="))
+        for name, digest, _ in rows
+        if digest and not name.startswith("..") and ".dist-info/" not in name and not name.endswith(".pyc")
+    ]
+    return loaded.combine(shipped)
 
 
 def replayed(replay: Replay, script: Script) -> dict[str, Any]:

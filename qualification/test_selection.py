@@ -1,0 +1,124 @@
+"""Selection and inversion: what runs, what counts as flagged, and which stack is taken."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import stacks
+from harness.checks import explain
+from harness.errors import NotTestable
+from harness.manifest import read
+from qualification.commands import run_pytest
+
+pytestmark = pytest.mark.self_test
+
+# One check for each way a body can end under a defect.
+PROJECT = '''
+import pytest
+from harness.checks import check
+
+BROKEN = []
+
+@pytest.fixture(autouse=True)
+def defect(request):
+    BROKEN[:] = [request.param.defect] if hasattr(request, "param") else []
+
+@check("DEMO-01", broken="fails")
+def test_asserts():
+    """It MUST hold."""
+    assert "fails" not in BROKEN, "own assertion"
+
+@check("DEMO-02", broken="passes")
+def test_notices_nothing():
+    """It MUST hold."""
+    assert True
+
+@check("DEMO-03", broken="raises")
+def test_raises():
+    """It MUST hold."""
+    if "raises" in BROKEN:
+        raise RuntimeError("somewhere else")
+
+@check("DEMO-04", broken="times_out")
+def test_fails_elsewhere():
+    """It MUST hold."""
+    if "times_out" in BROKEN:
+        pytest.fail("not an assertion of this file")
+
+@check("DEMO-05", broken="fails")
+def test_is_disturbed():
+    """It MUST hold."""
+    assert not BROKEN, "own assertion"
+'''
+
+
+def test_only_a_checks_own_assertion_counts_as_flagged(tmp_path: Path) -> None:
+    """With ``--broken`` an assertion of the check MUST count as flagged; passing or any other end MUST NOT."""
+    (tmp_path / "test_demo.py").write_text(PROJECT)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["harness.plugin"]\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    run_pytest("--broken", "--reports", tmp_path / "reports", "--rootdir", tmp_path, tmp_path / "test_demo.py")
+    (folder,) = (tmp_path / "reports").iterdir()
+    outcomes = {f"{record.id} {record.defect}": record.outcome for record in read(folder).checks}
+    expected = {
+        "DEMO-01 flags fails": "passed",
+        "DEMO-01 unharmed by passes": "passed",
+        "DEMO-02 flags passes": "failed",
+        "DEMO-02 unharmed by raises": "passed",
+        "DEMO-03 flags raises": "failed",
+        "DEMO-03 unharmed by times_out": "passed",
+        "DEMO-04 flags times_out": "failed",
+        "DEMO-04 unharmed by fails": "passed",
+        "DEMO-05 flags fails": "passed",
+    }
+    assert outcomes == expected, explain(
+        subject="outcomes of checks under their own and their neighbour's defect",
+        expected=expected,
+        got=outcomes,
+        cause="an error, a time-out or a pass is taken for the check's own assertion",
+    )
+
+
+def test_a_gym_selects_its_own_checks_alone() -> None:
+    """``--gym nemo`` MUST deselect every check of no gym, and leave all of the gym's."""
+    listed = run_pytest("--collect-only", "--gym", "nemo", "-m", "cpu_smoke").stdout
+    seen = ("test_german_task" in listed, listed.count("test_service.py::"), listed.count("test_client.py::"))
+    assert seen == (False, 11, 9), explain(
+        subject="gym-free checks, service checks and client checks selected by --gym nemo",
+        expected=(False, 11, 9),
+        got=seen,
+        cause="selection looks at marks only, or drops what it should keep",
+    )
+
+
+def test_fewer_checks_than_registered_are_no_qualification(tmp_path: Path) -> None:
+    """A run of one file of a gym's checks MUST NOT be called qualified: the others have no record."""
+    ran = run_pytest("--reports", tmp_path, "qualification/nemo/test_service.py", "-k", "verdict_never_changes")
+    said = [line for line in ran.stdout.splitlines() if "QUALIFIED" in line]
+    missing = all(check in said[0] for check in ("NEMO-C-01", "NEMO-S-01")) if said else False
+    assert (len(said), said[0].startswith("NOT QUALIFIED") if said else None, missing) == (1, True, True), explain(
+        subject="verdict of a run of one NeMo check",
+        expected="NOT QUALIFIED, naming the checks without a record",
+        got=said or ran.stdout[-1500:],
+        cause="only checks of collected files are registered",
+    )
+
+
+@pytest.mark.gym("nemo")
+def test_a_stack_of_another_lock_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete stack that was built from another lock MUST count as not set up."""
+    built = stacks.find_stack("nemo")
+    marker = tmp_path / "stacks" / "nemo-other" / "complete.json"
+    marker.parent.mkdir(parents=True)
+    fields = {**vars(built), "flags": list(built.flags), "lock_sha256": "0" * 64}
+    marker.write_text(json.dumps(fields))
+    monkeypatch.setenv("GYMQUAL_CACHE", str(tmp_path))
+    with pytest.raises(NotTestable) as refused:
+        stacks.find_stack("nemo")
+    assert "python -m harness setup nemo" in str(refused.value), explain(
+        subject="a stack whose lock has changed since",
+        expected="not set up, with the command",
+        got=str(refused.value),
+        cause="stacks are found by name alone",
+    )

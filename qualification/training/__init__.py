@@ -1,0 +1,1 @@
+"""Checks of policies and training."""

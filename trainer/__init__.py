@@ -1,0 +1,1 @@
+"""The trainer: policies, supervised start, evaluation, and audited GRPO through a gym."""

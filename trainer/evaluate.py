@@ -1,0 +1,271 @@
+"""Evaluate a policy: strict success at temperature 1 with its interval, greedy beside it, never alone.
+
+    python -m trainer.evaluate --policy mini --split dev --episodes 256 --gym local
+    python -m trainer.evaluate --policy mini --adapter RUN/adapter --split dev --episodes 256 --gym nemo
+
+The same tasks and seeds serve every policy, so that ``--against RESULT`` compares in pairs. A failure of the
+gym ends the evaluation; it is never counted as a miss. The test split is for one final assessment: it asks
+for ``--consume-test``, and the result says that it was consumed.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from gyms import loaded
+from gyms.base import GymIdentity, InfrastructureError
+from gyms.blocking import BlockingGym
+from gyms.german.tasks import SPLIT_SHARES
+from gyms.german_orders import GermanOrders
+from gyms.local import LocalGym
+from gyms.nemo.client import NemoGym
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+from harness.process import Owner
+from harness.run import new_run_folder
+from harness.services import start_nemo
+from harness.stacks import cache_folder, find_stack
+from harness.stage import stage
+from trainer.policy import Policy, load_policy
+from trainer.rollout import EvaluationGym, Rollout, Sampling, play
+from trainer.statistics import paired, wilson
+
+BATCH = 64
+"""Episodes played together."""
+SEED = 0
+"""Seed of the evaluated task list; training draws from another split."""
+
+
+class Outcomes(BaseModel):
+    """What one way of sampling came to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    episodes: int
+    solved: int
+    success: float
+    interval: tuple[float, float]
+    """95 % Wilson interval of strict success."""
+    outcomes: dict[str, int]
+    milestones: dict[str, float]
+    """Share of episodes, by milestone; errors a mean count."""
+    calls: dict[str, float]
+    """Mean calls an episode, by tool."""
+    sampled_tokens: float
+    """Mean sampled tokens an episode."""
+    by_formula: dict[str, tuple[int, int]]
+    """(solved, episodes) by question family."""
+    strict: list[bool]
+    """Strict success of each task, in the order of the task list."""
+
+
+class Evaluation(BaseModel):
+    """The result of one evaluation, as written with ``--out``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["gymqual.evaluation/1"] = "gymqual.evaluation/1"
+    policy: dict[str, Any]
+    notes: list[str]
+    adapter: str | None
+    gym: str
+    gym_identity: dict[str, Any] | None
+    core: str
+    split: str
+    test_split_consumed: bool
+    tasks: str
+    """Pattern of the task ids: pool/split/seed/0..n-1."""
+    sampling_seed: int
+    temperature_1: Outcomes
+    greedy: Outcomes
+    cpu_s: float
+
+
+def evaluate(policy: Policy, gym: EvaluationGym, task_ids: Sequence[str], sampling: Sampling, say: Any) -> Outcomes:
+    """Play every task once; raises InfrastructureError."""
+    tasks = GermanOrders()
+    rollouts: list[Rollout] = []
+    for start in range(0, len(task_ids), BATCH):
+        batch = task_ids[start : start + BATCH]
+        drawn = Sampling(sampling.temperature, sampling.greedy, sampling.seed + start)
+        rollouts += play(policy.model, policy.tokenizer, tasks, gym, batch, drawn)
+        say(f"{'greedy' if sampling.greedy else 'temperature 1'}: {len(rollouts)} of {len(task_ids)} episodes")
+    return summarise(tasks, rollouts)
+
+
+def summarise(tasks: GermanOrders, rollouts: Sequence[Rollout]) -> Outcomes:
+    """Count what the episodes came to."""
+    verdicts = [rollout.verdict for rollout in rollouts if rollout.verdict is not None]
+    strict = [verdict.strict for verdict in verdicts]
+    count = len(verdicts)
+    families = [tasks.family(rollout.task_id) for rollout in rollouts]
+    called = Counter(call.tool for rollout in rollouts for call in rollout.calls)
+    return Outcomes(
+        episodes=count,
+        solved=sum(strict),
+        success=sum(strict) / count,
+        interval=wilson(sum(strict), count),
+        outcomes=dict(Counter(verdict.outcome for verdict in verdicts).most_common()),
+        milestones={part: sum(v.parts[part] for v in verdicts) / count for part in verdicts[0].parts},
+        calls={tool: number / count for tool, number in sorted(called.items())},
+        sampled_tokens=sum(rollout.sampled for rollout in rollouts) / count,
+        by_formula={
+            family: (sum(s for s, f in zip(strict, families, strict=True) if f == family), families.count(family))
+            for family in sorted(set(families))
+        },
+        strict=strict,
+    )
+
+
+@contextmanager
+def opened_gym(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymIdentity | None]]:
+    """Open the gym that is evaluated through; without a URL its service is started and owned here."""
+    tasks = GermanOrders()
+    if name == "local":
+        yield LocalGym(tasks), None
+    elif url is not None:
+        with BlockingGym(NemoGym(url, _secret_of(url), tasks, blocking=True)) as gym:
+            yield gym, gym.identity()
+    else:
+        owner = Owner()
+        folder = new_run_folder(cache_folder().parent / "evaluations")
+        try:
+            service = start_nemo(find_stack(name), stage(folder / "subject"), owner, folder / "server")
+            with BlockingGym(NemoGym(service.server.url, service.secret, tasks, blocking=True)) as gym:
+                yield gym, gym.identity()
+        finally:
+            owner.close()
+
+
+def _secret_of(url: str) -> str:
+    """Return the bridge secret of a served gym: from the environment, or left by ``harness serve``."""
+    named = os.environ.get("GYMQUAL_BRIDGE_SECRET")
+    if named:
+        return named
+    try:
+        return (cache_folder().parent / "serve" / f"{urlsplit(url).port}.secret").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        raise HarnessError(
+            f"--gym-url {url}: its bridge secret is unknown; set GYMQUAL_BRIDGE_SECRET, or serve it by harness serve"
+        ) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        if options.split == "test" and not options.consume_test:
+            raise HarnessError("--split test is for the one final assessment; say --consume-test if this is it")
+        if options.episodes < 1:
+            raise HarnessError(f"--episodes {options.episodes} must be at least 1")
+        if options.gym_url and options.gym == "local":
+            raise HarnessError("--gym-url names a service, --gym local has none; leave one of them out")
+        torch.set_num_threads(options.threads)
+        baseline = _read(options.against) if options.against else None
+        policy = load_policy(options.policy, options.adapter)
+        with console.status("") as status:
+            result = _run(options, policy, status.update)
+        if options.out:
+            write_atomically(options.out, readable_json(result.model_dump(mode="json")))
+        _show(console, result)
+        if baseline:
+            _show_pairs(console, baseline, result)
+    except (HarnessError, InfrastructureError, OSError) as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace, policy: Policy, say: Any) -> Evaluation:
+    task_ids = [f"v1/{options.split}/{SEED}/{index}" for index in range(options.episodes)]
+    started = time.process_time()
+    with opened_gym(options.gym, options.gym_url) as (gym, identity):
+        drawn = evaluate(policy, gym, task_ids, Sampling(seed=options.seed), say)
+        greedy = evaluate(policy, gym, task_ids, Sampling(greedy=True), say)
+    return Evaluation(
+        policy=policy.identity.to_json(),
+        notes=list(policy.notes),
+        adapter=str(options.adapter) if options.adapter else None,
+        gym=options.gym,
+        gym_identity=identity.to_json() if identity else None,
+        core=loaded.core_on_disk(),
+        split=options.split,
+        test_split_consumed=options.split == "test",
+        tasks=f"v1/{options.split}/{SEED}/0..{options.episodes - 1}",
+        sampling_seed=options.seed,
+        temperature_1=drawn,
+        greedy=greedy,
+        cpu_s=round(time.process_time() - started, 2),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--policy", default="mini", help="mini, mini4 or a directory (%(default)s)")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
+    parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev")
+    parser.add_argument("--consume-test", action="store_true", help="allow --split test; recorded in the result")
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--gym", choices=["local", "nemo"], default="local")
+    parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier result to compare with, in pairs")
+    return parser
+
+
+def _read(path: Path) -> Evaluation:
+    try:
+        return Evaluation.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise HarnessError(f"--against {path}: not a result of this command ({str(error).splitlines()[0]})") from None
+
+
+def _show(console: Console, result: Evaluation) -> None:
+    console.print(f"{result.policy['name']} on {result.tasks} through {result.gym}; a development task, no benchmark")
+    table = Table("", "temperature 1", "greedy")
+    ways = (result.temperature_1, result.greedy)
+    table.add_row("strict success", *(f"{w.success:.3f} [{w.interval[0]:.3f}, {w.interval[1]:.3f}]" for w in ways))
+    for part in result.temperature_1.milestones:
+        table.add_row(part, *(f"{w.milestones[part]:.3f}" for w in ways))
+    for tool in sorted({tool for w in ways for tool in w.calls}):
+        table.add_row(f"{tool} calls an episode", *(f"{w.calls.get(tool, 0.0):.2f}" for w in ways))
+    for family in result.temperature_1.by_formula:
+        table.add_row(f"solved: {family}", *("{} of {}".format(*w.by_formula[family]) for w in ways))
+    for outcome in sorted({outcome for w in ways for outcome in w.outcomes}):
+        table.add_row(f"outcome: {outcome}", *(str(w.outcomes.get(outcome, 0)) for w in ways))
+    console.print(table)
+
+
+def _show_pairs(console: Console, baseline: Evaluation, candidate: Evaluation) -> None:
+    same: Mapping[str, tuple[Any, Any]] = {
+        name: (getattr(baseline, name), getattr(candidate, name)) for name in ("core", "tasks", "sampling_seed")
+    }
+    differing = [f"{name} {before} and {after}" for name, (before, after) in same.items() if before != after]
+    if differing:
+        raise HarnessError(f"--against: not the same evaluation ({'; '.join(differing)}); evaluate both alike")
+    result = paired(baseline.temperature_1.strict, candidate.temperature_1.strict)
+    console.print(
+        f"against {baseline.policy['name']}, temperature 1, {result.trials} pairs: {result.difference:+.3f} "
+        f"({result.gained} gained, {result.lost} lost; exact McNemar p = {result.p_value:.2g})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Retention: what a policy still knows of grade-school mathematics, before and after training.
+
+    python -m trainer.retention --policy mini --data mgsm_de.tsv
+
+Two measures over a TSV of question and integer answer (MGSM: 250 problems a language, CC-BY 4.0):
+
+- exact match of a greedy answer, by one rule: the last number of the answer, read with thousands separators
+  of either language removed, equals the gold number;
+- teacher-forced negative log-likelihood per token of question and gold answer, which moves where the accuracy
+  of a small model is 0.
+
+Without ``--data`` the file is taken from ``GYMQUAL_MGSM``; ``--probe`` uses 40 problems of our own.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+from torch.nn import functional
+
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+from trainer.policy import Policy, load_policy
+from trainer.statistics import wilson
+from trainer.transcripts import render_ids, token_id
+
+PROBE = Path(__file__).parent / "policies" / "probe_de.tsv"
+BATCH = 25
+"""Problems together; a remainder gives a smaller batch."""
+MAX_NEW_TOKENS = 64
+
+_NUMBER = re.compile(r"-?[0-9]+(?:[.,][0-9]{3})*(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question and its integer answer."""
+
+    question: str
+    answer: int
+
+
+class Retention(BaseModel):
+    """The result, as written with ``--out``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["gymqual.retention/1"] = "gymqual.retention/1"
+    policy: dict[str, Any]
+    adapter: str | None
+    data: str
+    data_sha256: str
+    problems: int
+    exact: int
+    accuracy: float
+    interval: tuple[float, float]
+    """95 % Wilson interval of the accuracy."""
+    nll_per_token: float
+    """Mean over all tokens of question and gold answer, nats."""
+    tokens: int
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Read a TSV of question and answer; raises HarnessError naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"--data {path}: cannot be read ({error})") from None
+    problems = []
+    for number, line in enumerate(lines, start=1):
+        question, tab, answer = line.partition("\t")
+        digits = re.sub(r"[.,]", "", answer.strip())
+        if not tab or not question or not re.fullmatch(r"-?[0-9]+", digits):
+            raise HarnessError(f"--data {path}: line {number} is not a question, a tab and an integer")
+        problems.append(Problem(question, int(digits)))
+    if not problems:
+        raise HarnessError(f"--data {path}: holds no problem")
+    return problems
+
+
+def stated_number(answer: str) -> int | None:
+    """Return the last number of an answer, thousands separators removed; None if it has none."""
+    found = _NUMBER.findall(answer)
+    return int(re.sub(r"[.,]", "", found[-1])) if found else None
+
+
+@torch.inference_mode()
+def assess(policy: Policy, problems: list[Problem], say: Any) -> tuple[int, float, int]:
+    """Return (exact matches, negative log-likelihood per token in nats, tokens scored)."""
+    exact, total, tokens = 0, 0.0, 0
+    for start in range(0, len(problems), BATCH):
+        batch = problems[start : start + BATCH]
+        for problem in batch:
+            loss, count = _likelihood(policy, problem)
+            total, tokens = total + loss, tokens + count
+        exact += sum(a == p.answer for a, p in zip(_answers(policy, batch), batch, strict=True))
+        say(f"{start + len(batch)} of {len(problems)} problems")
+    return exact, total / tokens, tokens
+
+
+def _likelihood(policy: Policy, problem: Problem) -> tuple[float, int]:
+    """Return the summed negative log-likelihood of question and answer, one row at a time: no padding moves it."""
+    messages = [
+        {"role": "user", "content": problem.question},
+        {"role": "assistant", "content": str(problem.answer)},
+    ]
+    ids = torch.tensor([_fitting(policy, render_ids(policy.tokenizer, messages))], device=policy.model.device)
+    logits = policy.model(input_ids=ids).logits[0, :-1].float()
+    return functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item(), ids.shape[1] - 1
+
+
+def _answers(policy: Policy, batch: list[Problem]) -> list[int | None]:
+    tokenizer, padding = policy.tokenizer, token_id(policy.tokenizer.pad_token_id)
+    prompts = [
+        _fitting(policy, render_ids(tokenizer, [{"role": "user", "content": p.question}], add_generation_prompt=True))
+        for p in batch
+    ]
+    longest = max(map(len, prompts))
+    generate: Any = policy.model.generate
+    output = generate(
+        input_ids=torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts]),
+        attention_mask=torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
+        max_new_tokens=MAX_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=token_id(tokenizer.eos_token_id),
+        pad_token_id=padding,
+    )
+    return [stated_number(str(tokenizer.decode(row, skip_special_tokens=True))) for row in output[:, longest:]]
+
+
+def _fitting(policy: Policy, ids: list[int]) -> list[int]:
+    # A long problem may not fit a small model: its end, with the question, is kept.
+    room = int(policy.model.config.max_position_embeddings) - MAX_NEW_TOKENS
+    return ids[-room:]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--policy", default="mini", help="mini, mini4 or a directory (%(default)s)")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="TSV of question and integer answer")
+    parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        torch.set_num_threads(1)
+        path = _data(options.data, options.probe)
+        problems, policy = read_problems(path), load_policy(options.policy, options.adapter)
+        with console.status("") as status:
+            exact, nll, tokens = assess(policy, problems, status.update)
+        low, high = wilson(exact, len(problems))
+        result = Retention(
+            policy=policy.identity.to_json(),
+            adapter=str(options.adapter) if options.adapter else None,
+            data=path.name,
+            data_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            problems=len(problems),
+            exact=exact,
+            accuracy=exact / len(problems),
+            interval=(low, high),
+            nll_per_token=nll,
+            tokens=tokens,
+        )
+        if options.out:
+            write_atomically(options.out, readable_json(result.model_dump(mode="json")))
+    except (HarnessError, OSError) as error:
+        print(f"retention: {error}", file=sys.stderr)
+        return 2
+    console.print(f"{policy.identity.name} on {path.name}, {len(problems)} problems, sha256 {result.data_sha256[:16]}")
+    console.print(f"exact match: {exact} of {len(problems)} = {result.accuracy:.3f} [{low:.3f}, {high:.3f}]")
+    console.print(f"negative log-likelihood: {nll:.6f} nats a token over {tokens} tokens")
+    return 0
+
+
+def _data(named: Path | None, probe: bool) -> Path:
+    if probe and named is not None:
+        raise HarnessError("--probe and --data exclude each other; leave one out")
+    if probe:
+        return PROBE
+    path = named or (Path(os.environ["GYMQUAL_MGSM"]) if os.environ.get("GYMQUAL_MGSM") else None)
+    if path is None:
+        raise HarnessError("no problems: name a file with --data or GYMQUAL_MGSM, or use --probe")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Supervised start of a policy on teacher transcripts of the ``sft`` split.
+
+    python -m trainer.sft --out DIR [--policy mini|mini4] [--seed N]
+
+The embedded policy is built from nothing: a shallow model learns to copy digits and to call tools, is grown
+to its full depth without changing its function, and is trained a little more so that every tensor counts. Half
+of its teachers are faulty in one decision, which sets a start from which reinforcement learning can rise.
+The loss is on assistant tokens only. Equal seed, threads and versions give equal weights.
+"""
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from gyms import loaded
+from gyms.base import TaskSet
+from gyms.german_orders import GermanOrders
+from harness.errors import HarnessError
+from harness.files import readable_json, sha256_file, write_atomically
+from trainer.minimodel import DEEP_LAYERS, SHALLOW_LAYERS, build_model, build_tokenizer, grow
+from trainer.transcripts import Tokens, encode, render, teacher_messages
+
+Say = Callable[[str], None]
+
+SUMS = "SHA256SUMS"
+TOKENIZER_TRANSCRIPTS = 2000
+"""Transcripts the tokenizer is trained on: the first of the pool."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training."""
+
+    layers: int
+    steps: int
+    transcripts: int
+    """Size of the pool; a small one is learnt by heart."""
+    matrix_lr: float
+    """Muon, for the matrices of the blocks."""
+    other_lr: float
+    """AdamW, for embeddings and norms."""
+    warm_up: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an embedded policy is built."""
+
+    seed: int = 0
+    batch: int = 32
+    """Transcripts a step."""
+    faulty_share: float = 0.4
+    """Share of transcripts whose teacher writes k+j where k*j is right."""
+    stages: tuple[Stage, ...] = (
+        Stage(SHALLOW_LAYERS, steps=350, transcripts=16_000, matrix_lr=0.02, other_lr=3e-3, warm_up=30),
+        Stage(DEEP_LAYERS, steps=24, transcripts=2_000, matrix_lr=0.004, other_lr=5e-4, warm_up=4),
+    )
+
+
+RECIPES = {"mini": Recipe(), "mini4": Recipe(stages=Recipe().stages[:1])}
+
+
+@dataclass
+class Curve:
+    """What training looked like."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, **row: Any) -> None:
+        """Record one logged step."""
+        self.rows.append(row)
+
+
+def build(recipe: Recipe, tasks: TaskSet, say: Say) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, Curve]:
+    """Build tokenizer and model by the recipe; deterministic given seed, thread count and library versions."""
+    torch.manual_seed(recipe.seed)
+    pool = _transcripts(recipe, tasks, max(stage.transcripts for stage in recipe.stages))
+    say(f"{len(pool)} transcripts; training the tokenizer")
+    blank = build_tokenizer(["x"])
+    tokenizer = build_tokenizer(render(blank, messages) for messages in pool[:TOKENIZER_TRANSCRIPTS])
+    tokens = encode(tokenizer, pool)
+    curve = Curve()
+    model = build_model(tokenizer, recipe.stages[0].layers)
+    for stage in recipe.stages:
+        if stage.layers != model.config.num_hidden_layers:
+            model = grow(model, tokenizer, stage.layers)
+        train(model, stage, tokens[: stage.transcripts], recipe, curve, say)
+    return model, tokenizer, curve
+
+
+def train(
+    model: Qwen3ForCausalLM, stage: Stage, pool: Sequence[Tokens], recipe: Recipe, curve: Curve, say: Say
+) -> None:
+    """Train one stage in place."""
+    model.train()
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("model.layers.")]
+    chosen = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=stage.matrix_lr, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(others, lr=stage.other_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, _warm_up_then_cosine(stage)) for each in optimizers]
+    batches = _batches(pool, recipe.batch, random.Random(f"{recipe.seed}/{stage.layers}"))
+    for step in range(1, stage.steps + 1):
+        loss, correct = _loss(model, next(batches))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+        if step % 10 == 0 or step == stage.steps:
+            row = {"layers": stage.layers, "step": step, "loss": loss.item(), "accuracy": correct}
+            curve.add(**row, gradient_norm=norm.item())
+            say(f"{stage.layers} layers, step {step}/{stage.steps}: loss {loss.item():.3f}, accuracy {correct:.3f}")
+    model.eval()
+
+
+def _transcripts(recipe: Recipe, tasks: TaskSet, count: int) -> list[list[dict[str, Any]]]:
+    teachers = random.Random(f"{recipe.seed}/teachers")
+    return [
+        teacher_messages(tasks, f"v1/sft/{recipe.seed}/{index}", faulty=teachers.random() < recipe.faulty_share)
+        for index in range(count)
+    ]
+
+
+def _batches(pool: Sequence[Tokens], size: int, draw: random.Random) -> Iterator[list[Tokens]]:
+    while True:
+        order = list(range(len(pool)))
+        draw.shuffle(order)
+        for start in range(0, len(order) - size + 1, size):
+            yield [pool[index] for index in order[start : start + size]]
+
+
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[Tokens]) -> tuple[torch.Tensor, float]:
+    """Return mean cross-entropy over assistant tokens, and the share of them that is predicted."""
+    longest = max(len(tokens.ids) for tokens in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    mask = torch.zeros(len(batch), longest, dtype=torch.bool)
+    # Right padding needs no attention mask: a causal model looks at nothing to the right.
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens.ids)] = torch.tensor(tokens.ids)
+        mask[row, : len(tokens.mask)] = torch.tensor(tokens.mask, dtype=torch.bool)
+    logits = model(input_ids=ids).logits[:, :-1][mask[:, 1:]]
+    targets = ids[:, 1:][mask[:, 1:]]
+    correct = (logits.argmax(-1) == targets).float().mean().item()
+    return functional.cross_entropy(logits, targets), correct
+
+
+def _warm_up_then_cosine(stage: Stage) -> Callable[[int], float]:
+    def factor(step: int) -> float:
+        if step < stage.warm_up:
+            return (step + 1) / stage.warm_up
+        done = (step - stage.warm_up) / max(1, stage.steps - stage.warm_up)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def save(
+    name: str, recipe: Recipe, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, curve: Curve, out: Path
+) -> None:
+    """Write a whole policy folder, or none: weights in bf16, tokenizer, card, recipe, curve, and their sha256."""
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as made:
+        folder = Path(made) / out.name
+        model.bfloat16().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_atomically(folder / "recipe.json", readable_json({"name": name, **asdict(recipe), **_versions()}))
+        write_atomically(folder / "curve.json", readable_json(curve.rows))
+        write_atomically(folder / "README.md", _card(name, recipe, model).encode())
+        sums = "".join(f"{sha256_file(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
+        write_atomically(folder / SUMS, sums.encode())
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        folder.rename(out)
+
+
+def check_sums(folder: Path) -> list[str]:
+    """Return what differs between a policy folder and its recorded sha256 sums; empty if nothing does."""
+    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    recorded = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    present = {file.name: sha256_file(file) for file in folder.iterdir() if file.name != SUMS}
+    return sorted(name for name in recorded.keys() | present.keys() if recorded.get(name) != present.get(name))
+
+
+def _versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "core": loaded.core_on_disk()}
+
+
+def _card(name: str, recipe: Recipe, model: Qwen3ForCausalLM) -> str:
+    stages = "\n".join(
+        f"{n}. {s.layers} layers, {s.steps} steps of {recipe.batch} transcripts out of {s.transcripts:,}"
+        for n, s in enumerate(recipe.stages, start=1)
+    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        (Path(__file__).parent / "policies" / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            name=name,
+            parameters=f"{parameters:,}",
+            layers=model.config.num_hidden_layers,
+            stages=stages,
+            seed=recipe.seed,
+            faulty=f"{recipe.faulty_share:.0%}",
+        )
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist")
+    parser.add_argument("--policy", choices=sorted(RECIPES), default="mini")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    try:
+        if options.out.exists():
+            raise HarnessError(f"--out {options.out} exists; name a folder that does not")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        # Sums of floats depend on how they are split over threads.
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        recipe = replace(RECIPES[options.policy], seed=options.seed)
+        console = Console(highlight=False, soft_wrap=True)
+        with console.status("") as status:
+            built = build(recipe, GermanOrders(), status.update)
+        save(options.policy, recipe, *built, options.out)
+        console.print(f"{options.policy}: {options.out}, {time.process_time():.0f} CPU-s")
+    except (HarnessError, OSError) as error:
+        print(f"sft: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sft: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

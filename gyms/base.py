@@ -152,6 +152,9 @@ def require_agreement(replay: Replay, observations: Sequence[Observation], verdi
 
     A reward is used only after this: a gym that disagrees with the replay of its own calls is broken.
     """
+    if len(observations) != len(replay.observations):
+        detail = f"{len(observations)} observations came back of {len(replay.observations)} calls"
+        raise InfrastructureError(Kind.REPLAY_DISAGREEMENT, Scope.ROLLOUT, detail)
     for number, (served, expected) in enumerate(zip(observations, replay.observations, strict=True)):
         if served != expected:
             detail = f"call {number} showed {served.text[:80]!r}, the replay shows {expected.text[:80]!r}"

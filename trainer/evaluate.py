@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -34,7 +35,6 @@ from gyms.nemo.client import NemoGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from harness.process import Owner
-from harness.run import new_run_folder
 from harness.services import start_nemo
 from harness.stacks import cache_folder, find_stack
 from harness.stage import stage
@@ -139,14 +139,15 @@ def opened_gym(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymI
         with BlockingGym(NemoGym(url, _secret_of(url), tasks, blocking=True)) as gym:
             yield gym, gym.identity()
     else:
-        owner = Owner()
-        folder = new_run_folder(cache_folder().parent / "evaluations")
-        try:
-            service = start_nemo(find_stack(name), stage(folder / "subject"), owner, folder / "server")
-            with BlockingGym(NemoGym(service.server.url, service.secret, tasks, blocking=True)) as gym:
-                yield gym, gym.identity()
-        finally:
-            owner.close()
+        with TemporaryDirectory(prefix="gymqual-evaluate-") as folder:
+            owner = Owner()
+            try:
+                subject = stage(Path(folder) / "subject")
+                service = start_nemo(find_stack(name), subject, owner, Path(folder) / "server")
+                with BlockingGym(NemoGym(service.server.url, service.secret, tasks, blocking=True)) as gym:
+                    yield gym, gym.identity()
+            finally:
+                owner.close()
 
 
 def _secret_of(url: str) -> str:

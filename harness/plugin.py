@@ -160,12 +160,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if run else ():
         gym, check = _gym_of(item), _check_of(getattr(item, "function", None))
         if run and gym and check:
-            run.register(gym, _documented(gym, _module(check).rpartition(".")[0]))
+            run.register(gym, {check.id, *_documented(gym, _module(check).rpartition(".")[0])})
 
 
 @cache
 def _documented(gym: str, package: str) -> frozenset[str]:
     """Return the ids of a gym's documented checks: of all test modules beside a selected one, selected or not."""
+    if not package:
+        return frozenset()
     for module in iter_modules(sys.modules[package].__path__):
         if module.name.startswith("test_"):
             import_module(f"{package}.{module.name}")

@@ -41,6 +41,10 @@ HOSTILE_BODIES: dict[str, tuple[str, bytes]] = {
     "verify as a tool": ("verify", b'{"answer": "1"}'),
     "seed_session as a tool": ("seed_session", b'{"task_id": "v1/dev/0/1"}'),
     "close_session as a tool": ("close_session", b"{}"),
+    "close_session with a guessed id": (
+        "close_session",
+        b'{"resources_session_id": "x", "episode_id": {"rollout_id": "x"}}',
+    ),
     "aggregate_metrics as a tool": ("aggregate_metrics", b'{"verify_responses": []}'),
     "bridge as a tool": ("bridge/verify", b'{"session_id": "x", "answer": "1"}'),
     "OpenAPI as a tool": ("openapi.json", b"{}"),

@@ -195,7 +195,7 @@ def test_a_broken_service_is_typed_sticky_and_bounded(
             proxy.fault = fault
             # The last figure is how often the client sent something: a call is never sent again.
             seen[fault] = (*_kinds(gym, session), proxy.requests - before)
-        seen["stall, event loop"] = asyncio.run(_stalled_on_a_loop(proxy, doomed, orders))
+        seen["trickle, event loop"] = asyncio.run(_trickled_on_a_loop(proxy, doomed, orders))
     gyms = [connect(doomed, deadline_s=SHORT_S) for _ in range(3)]
     sessions = [gym.open(TASK) for gym in gyms]
     doomed.server.pause()
@@ -329,7 +329,7 @@ BROKEN_SERVICES: dict[str, tuple[object, ...]] = {
     Fault.REFUSE: (Kind.UNREACHABLE,) * 3 + (True, 0),
     Fault.EMPTY: (Kind.PROTOCOL,) * 3 + (True, 0),
     Fault.TRICKLE: (Kind.TIMEOUT,) * 3 + (True, 1),
-    "stall, event loop": (Kind.TIMEOUT,) * 3,
+    "trickle, event loop": (Kind.TIMEOUT,) * 3 + (True,),
     "hung": (Kind.TIMEOUT,) * 3 + (True,),
     "killed": (Kind.UNREACHABLE,) * 3 + (True,),
     "restarted": (Kind.SESSION_LOST,) * 3 + (True,),
@@ -347,17 +347,18 @@ def _kinds(gym: BlockingGym, session: BlockingSession, heal: Callable[[], None] 
     return at_call, at_verify, at_open, time.monotonic() - started < BOUND_S
 
 
-async def _stalled_on_a_loop(proxy: FaultProxy, service: NemoService, orders: GermanOrders) -> tuple[object, ...]:
-    """Return the kinds at a call, at the close of another session and a call after it, and at the next open."""
-    proxy.fault = Fault.NONE
+async def _trickled_on_a_loop(proxy: FaultProxy, service: NemoService, orders: GermanOrders) -> tuple[object, ...]:
+    """Return the kinds at a call, after the close of another session at a call and an open, and if it was bounded."""
+    proxy.fault, started = Fault.NONE, time.monotonic()
     async with NemoGym(proxy.url, service.secret, orders, deadline_s=SHORT_S) as gym:
         session, other = await gym.open(TASK), await gym.open(TASK)
-        proxy.fault = Fault.STALL
+        proxy.fault = Fault.TRICKLE
         at_call = await async_fault_of(session.call("lookup", "{}"))
         # A close that fails must neither clear a fault nor make one.
         await other.close()
         proxy.fault = Fault.NONE
-        return at_call, await async_fault_of(session.call("lookup", "{}")), await async_fault_of(gym.open(TASK))
+        later = [await async_fault_of(session.call("lookup", "{}")), await async_fault_of(gym.open(TASK))]
+        return at_call, *later, time.monotonic() - started < BOUND_S
 
 
 def _told(verdict: Verdict) -> tuple[object, ...]:

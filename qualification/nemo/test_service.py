@@ -352,24 +352,27 @@ def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evid
     nemo.bridge("fault", session_id=faulty.session_id)
     statuses = [faulty.call(call).status_code for call in (*_path(orders), *_path(orders))]
     masked = faulty.verify(right_answer(orders, TASK)).json()
-    lying = nemo.rollout(TASK)
-    lying.call(_path(orders)[0])
-    lying.output[-1]["output"] = lying.output[-1]["output"].replace("1", "2")
-    lied = lying.verify(right_answer(orders, TASK)).json()
+    told_otherwise = {}
+    for name, falsify in FALSIFIED.items():
+        rollout = nemo.rollout(TASK)
+        for call in _path(orders):
+            rollout.call(call)
+        falsify(rollout.output)
+        told_otherwise[name] = rollout.verify(right_answer(orders, TASK)).json()
     seen = {
         "disagreeing": disagreements,
         "calls after a fault": statuses,
         "bridge verify": nemo.bridge("verify", session_id=faulty.session_id, answer="1").status_code,
         "faulted": _mask(masked),
-        "lying trajectory": _mask(lied),
+        **{name: _mask(verdict) for name, verdict in told_otherwise.items()},
     }
-    evidence.attach("masked.json", [masked, lied])
+    evidence.attach("masked.json", {"faulted": masked, **told_otherwise})
     expected = {
         "disagreeing": [],
         "calls after a fault": [500] * 4,
         "bridge verify": 500,
         "faulted": (True, 0.0, "german_orders:service_error"),
-        "lying trajectory": (True, 0.0, "german_orders:replay_disagreement"),
+        **dict.fromkeys(FALSIFIED, (True, 0.0, "german_orders:replay_disagreement")),
     }
     assert seen == expected, explain(
         subject="episodes that replay otherwise; a faulted session; a trajectory that shows what was not served",
@@ -377,6 +380,19 @@ def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evid
         got=seen,
         cause="the server's state differs from the core's, or a fault is cleared or not seen",
     )
+
+
+FALSIFIED: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "changed output": lambda output: output[1].update(output=output[1]["output"] + " "),
+    "dropped call": lambda output: output.__delitem__(slice(2, 4)),
+    "invented call": lambda output: output.extend(
+        [
+            {"type": "function_call", "call_id": "more", "name": "calculator", "arguments": '{"expression":"1+1"}'},
+            {"type": "function_call_output", "call_id": "more", "output": "3"},
+        ]
+    ),
+}
+"""What could become of a trajectory between server and verify: none of it is what was served."""
 
 
 def _mask(verdict: dict[str, Any]) -> tuple[object, ...]:

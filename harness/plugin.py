@@ -223,7 +223,7 @@ def _planted(item: pytest.Item) -> Planted | None:
 
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest) -> Run:
-    """The run of this session; checks need a reports folder to leave their evidence in."""
+    """The run that goes on record; checks need a reports folder to leave their evidence in."""
     if _RUN not in request.config.stash:
         raise NotTestable("checks leave evidence; name a folder for it with --reports DIR")
     return request.config.stash[_RUN]

@@ -108,7 +108,7 @@ class SessionStore:
         known = self._open.get(session_id)
         if known is not None:
             if owner is None or known.owner != owner:
-                raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "this session id is in use")
+                raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "the id is in use by another session")
             return known
         if session_id in self._gone:
             raise session_lost()

@@ -273,52 +273,78 @@ def test_sessions_are_closed_and_faults_stick(
     evidence: Evidence,
 ) -> None:
     """Every end MUST close its sessions, a fault MUST stick until its owner resets it, a disagreeing replay is one."""
-    gym, before = connect(), nemo.state()
+    gym = connect()
+    seen = {
+        **_ends(nemo, gym, service, orders),
+        **_fault_and_reset(nemo, gym),
+        **_disagreements(connect, orders),
+        **_capacity_and_close(connect(small_service)),
+    }
+    evidence.measure(**seen)
+    assert seen == LIFE_OF_A_GYM, explain(
+        subject="sessions after success, exception and exit; what sticks, what does not, and who clears it",
+        expected=LIFE_OF_A_GYM,
+        got=seen,
+        cause="an end does not close, or a fault is cleared by something else than its owner",
+    )
+
+
+LIFE_OF_A_GYM = {
+    "ends": ((None, 1.0), "ValueError", 0),
+    "opened, left open": (5, 0),
+    "after a fault": ["service_error"] * 3,
+    "after a reset": (None, True),
+    "disagreeing verdict": ("replay_disagreement", "replay_disagreement"),
+    "disagreeing observation": ("replay_disagreement", "replay_disagreement"),
+    "over capacity": [None, None, None, "capacity"],
+    "after a close": (None, True),
+    "closed gym": "unreachable",
+}
+
+
+def _ends(nemo: Wire, gym: BlockingGym, service: NemoService, orders: GermanOrders) -> dict[str, object]:
+    """End sessions by success, by an exception and with the interpreter; return how, and what stayed open."""
+    before = nemo.state()
     played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
     raised = fault_of(lambda: _raise_inside(gym))[0]
     leaver = [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret]
     left = subprocess.run(leaver, cwd=ROOT, timeout=60, check=False).returncode
     after = nemo.state()
-    seen: dict[str, object] = {
-        "ends": (played, raised, left),
-        "opened, left open": (after["opened"] - before["opened"], after["open"] - before["open"]),
-    }
+    opened, still_open = (after[count] - before[count] for count in ("opened", "open"))
+    return {"ends": (played, raised, left), "opened, left open": (opened, still_open)}
+
+
+def _fault_and_reset(nemo: Wire, gym: BlockingGym) -> dict[str, object]:
+    """Let one session meet a service fault; return what it and another meet then, before and after the reset."""
     faulted, healthy = gym.open(TASK), gym.open(TASK)
     nemo.bridge("fault", session_id=faulted.id)
-    attempts = (faulted, healthy, healthy)
-    seen["after a fault"] = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in attempts]
+    kinds = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in (faulted, healthy, healthy)]
     gym.reset_fault()
-    seen["after a reset"] = fault_of(lambda: healthy.call("lookup", "{}").is_error)
+    return {"after a fault": kinds, "after a reset": fault_of(lambda: healthy.call("lookup", "{}").is_error)}
+
+
+def _disagreements(connect: Connect, orders: GermanOrders) -> dict[str, object]:
+    """Replay by rules other than the gym's; return the kind that follows, and the next open's."""
+    seen: dict[str, object] = {}
     for name, tasks in (("verdict", DisagreeingVerdict()), ("observation", DisagreeingObservation())):
-        sceptic = connect(tasks=tasks)
-        disagreed = fault_of(lambda: play(sceptic, TASK, orders.scripts(TASK)["oracle"]))[0]  # noqa: B023
-        seen[f"disagreeing {name}"] = (disagreed, fault_of(lambda: sceptic.open(TASK))[0])  # noqa: B023
-    full = connect(small_service)
-    sessions = [fault_of(lambda: full.open(TASK)) for _ in range(4)]
+        gym = connect(tasks=tasks)
+        kind = fault_of(lambda gym=gym: play(gym, TASK, orders.scripts(TASK)["oracle"]))[0]
+        seen[f"disagreeing {name}"] = (kind, fault_of(lambda gym=gym: gym.open(TASK))[0])
+    return seen
+
+
+def _capacity_and_close(gym: BlockingGym) -> dict[str, object]:
+    """Open one session too many; return what that and an open after a close give, and one after the gym's own."""
+    sessions = [fault_of(lambda: gym.open(TASK)) for _ in range(4)]
     first = sessions[0][1]
-    seen["over capacity"] = [kind for kind, _ in sessions]
     fault_of(lambda: first.close() if first else None)
-    seen["after a close"] = fault_of(lambda: full.open(TASK).call("lookup", "{}").is_error)
-    full.close()
-    seen["closed gym"] = fault_of(lambda: full.open(TASK))[0]
-    evidence.measure(**seen)
-    expected = {
-        "ends": ((None, 1.0), "ValueError", 0),
-        "opened, left open": (5, 0),
-        "after a fault": ["service_error"] * 3,
-        "after a reset": (None, True),
-        "disagreeing verdict": ("replay_disagreement", "replay_disagreement"),
-        "disagreeing observation": ("replay_disagreement", "replay_disagreement"),
-        "over capacity": [None, None, None, "capacity"],
-        "after a close": (None, True),
-        "closed gym": "unreachable",
+    after_a_close = fault_of(lambda: gym.open(TASK).call("lookup", "{}").is_error)
+    gym.close()
+    return {
+        "over capacity": [kind for kind, _ in sessions],
+        "after a close": after_a_close,
+        "closed gym": fault_of(lambda: gym.open(TASK))[0],
     }
-    assert seen == expected, explain(
-        subject="sessions after success, exception and exit; what sticks, what does not, and who clears it",
-        expected=expected,
-        got=seen,
-        cause="an end does not close, or a fault is cleared by something else than its owner",
-    )
 
 
 BROKEN_SERVICES: dict[str, tuple[object, ...]] = {

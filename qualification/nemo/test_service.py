@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gyms import loaded
-from gyms.base import ToolCall, read_identity
+from gyms.base import GymIdentity, ToolCall, read_identity
 from gyms.german_orders import GermanOrders
 from harness.checks import check, explain
 from harness.evidence import Evidence
@@ -39,16 +39,9 @@ def test_the_server_identifies_the_bytes_it_runs(
     nemo: Wire, service: NemoService, serve: Serve, run: Run, evidence: Evidence
 ) -> None:
     """The server MUST be upstream's, MUST name the bytes it executes, and MUST name others once they changed."""
-    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
-    with (edited.python_path / "gyms/german/tasks.py").open("a") as file:
-        file.write("# changed\n")
     answer = nemo.bridge("identity").json()
     identity = answer["identity"]
-    edited_service = serve(edited)
-    other = edited_service.identity
-    with (edited.python_path / "gyms/german/tools.py").open("a") as file:
-        file.write("# changed while it runs\n")
-    asked_again = read_identity(Wire(edited_service).bridge("identity").json()["identity"])
+    other, asked_again = _edited_before_and_while_it_runs(serve, run)
     staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "healthy": nemo.http.get("/healthz").json(),
@@ -75,8 +68,8 @@ def test_the_server_identifies_the_bytes_it_runs(
         "upstream digest": installed_digest(run.stack("nemo"), "nemo-gym"),
     }
     evidence.attach("identity.json", answer)
-    evidence.measure(**{name: identity[name] for name in ("upstream", "stands_for", "python")})
-    evidence.measure(deviation=run.stack("nemo").deviation)
+    shown = {name: identity[name] for name in ("upstream", "stands_for", "python")}
+    evidence.measure(**shown, deviation=run.stack("nemo").deviation)
     assert seen == expected, explain(
         subject="identity of the NeMo server",
         expected=expected,
@@ -398,6 +391,17 @@ FALSIFIED: dict[str, Callable[[list[dict[str, Any]]], object]] = {
 def _mask(verdict: dict[str, Any]) -> tuple[object, ...]:
     """Return (masked, reward, failure kind) of a native verify response."""
     return verdict.get("mask_sample"), verdict.get("reward"), verdict.get("failure_kind")
+
+
+def _edited_before_and_while_it_runs(serve: Serve, run: Run) -> tuple[GymIdentity, GymIdentity]:
+    """Edit a staged copy, serve it, edit it again; return what the server said of itself before and after."""
+    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
+    with (edited.python_path / "gyms/german/tasks.py").open("a") as file:
+        file.write("# changed\n")
+    service = serve(edited)
+    with (edited.python_path / "gyms/german/tools.py").open("a") as file:
+        file.write("# changed while it runs\n")
+    return service.identity, read_identity(Wire(service).bridge("identity").json()["identity"])
 
 
 def _path(orders: GermanOrders) -> tuple[ToolCall, ...]:

@@ -187,6 +187,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (HarnessError, InfrastructureError, OSError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("evaluate: interrupted; nothing was written", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
@@ -72,6 +73,8 @@ def policy_folder(name: str) -> Path:
 
 def load_policy(name: str, adapter: Path | None = None, dtype: torch.dtype = torch.float32) -> Policy:
     """Load, check and identify a policy, with a LoRA adapter on top if one is given. Raises HarnessError."""
+    # Its bars would stand between the lines of every command.
+    disable_progress_bar()
     folder = policy_folder(name)
     tokenizer, config = _load_tokenizer(name, folder)
     weights = sorted(folder.glob("*.safetensors"))

@@ -178,6 +178,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (HarnessError, OSError) as error:
         print(f"retention: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("retention: interrupted; nothing was written", file=sys.stderr)
+        return 130
     console.print(f"{policy.identity.name} on {path.name}, {len(problems)} problems, sha256 {result.data_sha256[:16]}")
     console.print(f"exact match: {exact} of {len(problems)} = {result.accuracy:.3f} [{low:.3f}, {high:.3f}]")
     console.print(f"negative log-likelihood: {nll:.6f} nats a token over {tokens} tokens")

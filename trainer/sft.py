@@ -24,6 +24,7 @@ import transformers
 from rich.console import Console
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from gyms import loaded
 from gyms.base import TaskSet
@@ -240,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Sums of floats depend on how they are split over threads.
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
+        disable_progress_bar()
         recipe = replace(RECIPES[options.policy], seed=options.seed)
         console = Console(highlight=False, soft_wrap=True)
         with console.status("") as status:

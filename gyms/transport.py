@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpcore
 import httpx
@@ -39,6 +40,18 @@ class TransportFault(Exception):
         self.kind = kind
 
 
+def require_url(url: str) -> str:
+    """Return the base URL of a service without a trailing slash; raises ValueError if it is none."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme == "http" and parts.hostname and parts.port and not parts.path.strip("/")
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{url!r} is no service's URL; write it like http://127.0.0.1:18765")
+    return url.rstrip("/")
+
+
 class Transport(Protocol):
     """How posts are made."""
 
@@ -55,10 +68,10 @@ class BlockingHttp:
     """Posts in the calling thread; its coroutines never suspend. Thread-safe."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        self._url = url.rstrip("/")
+        self._url = require_url(url)
         self._headers: list[tuple[bytes | str, bytes | str]] = [
             *headers.items(),
-            ("host", url.partition("://")[2].rstrip("/")),
+            ("host", self._url.partition("://")[2]),
             ("content-type", "application/json"),
         ]
         self._backend = _DeadlineBackend()
@@ -144,7 +157,7 @@ class AsyncHttp:
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._http = httpx.AsyncClient(
-            base_url=url,
+            base_url=require_url(url),
             headers=headers,
             trust_env=False,
             cookies=_no_cookies(),

@@ -19,6 +19,8 @@ from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 
 MANIFEST = "manifest.json"
+JUNIT = "junit.xml"
+"""pytest's own report; not in the run if ``--junit-xml`` names another place, and then no claim is made of it."""
 UNLISTED = frozenset({MANIFEST})
 """Files of a run that a manifest does not list."""
 
@@ -243,7 +245,8 @@ def verify(folder: Path) -> Claims:
     claims.add(f"{len(manifest.files)} files are byte for byte as recorded", _file_faults(manifest, folder))
     claims.add("every check's evidence is among them", _evidence_faults(manifest))
     claims.add("what servers, client and replay executed is what was staged", _source_faults(manifest))
-    claims.add(f"{len(manifest.checks)} records agree with junit.xml", _junit_faults(manifest, folder))
+    if any(file.path == JUNIT for file in manifest.files):
+        claims.add(f"{len(manifest.checks)} records agree with {JUNIT}", _junit_faults(manifest, folder))
     expected = decide(manifest.registered, manifest.checks, manifest.run.exit_status, manifest.run.mode)
     word = "qualified" if expected.qualified else f"not qualified ({'; '.join(expected.reasons)})"
     claims.add(f"the verdict follows: {word}", [] if expected == manifest.verdict else [f"verdict: {word} follows"])
@@ -302,14 +305,13 @@ def _source_faults(manifest: RunManifest) -> Iterable[str]:
 
 
 def _junit_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
-    path = folder / "junit.xml"
+    path = folder / JUNIT
     if not path.is_file():
-        # Written elsewhere by --junit-xml; one that was here and is gone is a missing file.
         return
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
     except ElementTree.ParseError as error:
-        yield f"junit.xml: not readable ({error})"
+        yield f"{JUNIT}: not readable ({error})"
         return
     failed = {
         f"{case.get('classname')}.{case.get('name')}": any(child.tag in ("failure", "error") for child in case)
@@ -319,6 +321,6 @@ def _junit_faults(manifest: RunManifest, folder: Path) -> Iterable[str]:
         file, _, name = record.test.partition("::")
         key = f"{file.removesuffix('.py').replace('/', '.')}.{name}"
         if key not in failed:
-            yield f"{record.id}: {record.test} is not in junit.xml"
+            yield f"{record.id}: {record.test} is not in {JUNIT}"
         elif failed[key] != (record.outcome != "passed"):
-            yield f"{record.id}: outcome {record.outcome} is not that of junit.xml"
+            yield f"{record.id}: outcome {record.outcome} is not that of {JUNIT}"

@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
     ledger = Ledger(mode, now(), tuple(map(str, config.invocation_params.args)))
     config.pluginmanager.register(Recorder(config.stash[_RUN], ledger), "gymqual-recorder")
     if not config.option.xmlpath:
-        config.option.xmlpath = str(folder / "junit.xml")
+        config.option.xmlpath = str(folder / manifest.JUNIT)
     # As Ctrl-C does, so that servers are stopped and the manifest says how the run ended.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -329,9 +329,8 @@ class Recorder:
         for gym in _selected_gyms(config):
             try:
                 stack = find_stack(gym)
-                lines.append(
-                    f"{gym}: CPython {stack.version}" + (f"; deviation: {stack.deviation}" * bool(stack.deviation))
-                )
+                deviation = f"; deviation: {stack.deviation}" if stack.deviation else ""
+                lines.append(f"{gym}: CPython {stack.version}{deviation}")
             except HarnessError as error:
                 lines.append(f"{gym}: {error}")
         return lines

@@ -32,6 +32,7 @@ from gyms.german.tasks import SPLIT_SHARES
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from gyms.nemo.client import NemoGym
+from gyms.transport import require_url
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from harness.process import Owner
@@ -136,7 +137,11 @@ def opened_gym(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymI
     if name == "local":
         yield LocalGym(tasks), None
     elif url is not None:
-        with BlockingGym(NemoGym(url, _secret_of(url), tasks, blocking=True)) as gym:
+        try:
+            client = NemoGym(require_url(url), _secret_of(url), tasks, blocking=True)
+        except ValueError as error:
+            raise HarnessError(f"--gym-url: {error}") from None
+        with BlockingGym(client) as gym:
             yield gym, gym.identity()
     else:
         with TemporaryDirectory(prefix="gymqual-evaluate-") as folder:
@@ -157,7 +162,7 @@ def _secret_of(url: str) -> str:
         return named
     try:
         return (cache_folder().parent / "serve" / f"{urlsplit(url).port}.secret").read_text(encoding="ascii")
-    except (OSError, ValueError):
+    except OSError:
         raise HarnessError(
             f"--gym-url {url}: its bridge secret is unknown; set GYMQUAL_BRIDGE_SECRET, or serve it by harness serve"
         ) from None
@@ -172,6 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise HarnessError("--split test is for the one final assessment; say --consume-test if this is it")
         if options.episodes < 1:
             raise HarnessError(f"--episodes {options.episodes} must be at least 1")
+        if options.threads < 1:
+            raise HarnessError(f"--threads {options.threads} must be at least 1")
         if options.gym_url and options.gym == "local":
             raise HarnessError("--gym-url names a service, --gym local has none; leave one of them out")
         torch.set_num_threads(options.threads)

@@ -235,6 +235,9 @@ def _load_tokenizer(name: str, folder: Path) -> tuple[PreTrainedTokenizerBase, A
 def _with_adapter(model: PreTrainedModel, adapter: Path) -> Any:
     from peft import PeftModel
 
+    # Before peft looks, which would ask a model hub for what is not here.
+    if not (adapter / "adapter_config.json").is_file():
+        raise HarnessError(f"--adapter {adapter}: holds no adapter_config.json; name the folder of a saved adapter")
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

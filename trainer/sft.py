@@ -237,6 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.out.exists():
             raise HarnessError(f"--out {options.out} exists; name a folder that does not")
+        if not 0 <= options.seed < 10**9:
+            raise HarnessError(f"--seed {options.seed} must be from 0 to 999999999")
         options.out.parent.mkdir(parents=True, exist_ok=True)
         # Sums of floats depend on how they are split over threads.
         torch.set_num_threads(1)

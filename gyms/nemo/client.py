@@ -48,7 +48,7 @@ class NemoGym:
         deadline_s: float = DEFAULT_DEADLINE_S,
         blocking: bool = False,
     ) -> None:
-        """Name the service; ``connect`` reaches it.
+        """Name the service; ``connect`` reaches it. Raises ValueError for what is no URL.
 
         ``deadline_s`` bounds every call as a whole, ``expected`` refuses any other service at ``connect``,
         ``blocking`` makes every coroutine run to its end without an event loop, for ``BlockingGym``.

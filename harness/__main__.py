@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S
+from gyms.launch import DEFAULT_CAPACITY
+from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
 from harness import __version__, bench, manifest, stacks
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed

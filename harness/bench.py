@@ -22,7 +22,7 @@ from gyms.german_orders import GermanOrders
 from gyms.nemo import rows
 from gyms.nemo.client import NemoGym
 from harness.process import Owner, Server
-from harness.services import NemoService, start_nemo, start_trivial_nemo
+from harness.services import GymService, start_nemo, start_trivial_nemo
 from harness.stacks import find_stack
 from harness.stage import stage
 
@@ -125,7 +125,7 @@ def _trivial_block(server: Server) -> float:
         return _cpu_per_call(server, [(client, "/echo", body, {})] * CALLS_PER_BLOCK)
 
 
-def _native_block(served: NemoService) -> float:
+def _native_block(served: GymService) -> float:
     with _client(served.server) as client:
         posts, seeds = [], []
         for _ in range(CALLS_PER_BLOCK // CALLS_PER_SESSION):
@@ -141,7 +141,7 @@ def _native_block(served: NemoService) -> float:
     return cpu
 
 
-def _bridge_block(served: NemoService) -> float:
+def _bridge_block(served: GymService) -> float:
     with _client(served.server) as client:
         posts = []
         sessions = [_open(client, served) for _ in range(CALLS_PER_BLOCK // CALLS_PER_SESSION)]
@@ -156,7 +156,7 @@ def _bridge_block(served: NemoService) -> float:
     return cpu
 
 
-def _client_wall(served: NemoService) -> tuple[float, float]:
+def _client_wall(served: GymService) -> tuple[float, float]:
     """Return (client over bare loop, bare loop over itself) in wall time per call."""
     arguments = '{"expression":"12*8-3"}'
     gym = BlockingGym(NemoGym(served.server.url, served.secret, GermanOrders(), blocking=True))
@@ -184,17 +184,17 @@ def _client_wall(served: NemoService) -> tuple[float, float]:
         return paired(through_client, through_bare_loop, rounds=5 * ROUNDS)
 
 
-def _post(client: httpx.Client, served: NemoService, route: str, **body: Any) -> Any:
+def _post(client: httpx.Client, served: GymService, route: str, **body: Any) -> Any:
     return client.post(f"/bridge/{route}", json=body, headers=served.bridge_headers).raise_for_status().json()
 
 
-def _open(client: httpx.Client, served: NemoService) -> str:
+def _open(client: httpx.Client, served: GymService) -> str:
     session = secrets.token_hex(16)
     _post(client, served, "open", session_id=session, task_id=TASK, identity=served.identity.digest)
     return session
 
 
-def _growth(served: NemoService) -> list[Figure]:
+def _growth(served: GymService) -> list[Figure]:
     script = GermanOrders().scripts(TASK)["oracle"]
 
     def play(client: httpx.Client, episodes: int) -> None:
@@ -218,7 +218,7 @@ def _growth(served: NemoService) -> list[Figure]:
     ]
 
 
-def _concurrent_errors(served: NemoService) -> int:
+def _concurrent_errors(served: GymService) -> int:
     script = GermanOrders().scripts(TASK)["oracle"]
 
     async def episode(client: httpx.AsyncClient) -> float:

@@ -1,7 +1,7 @@
 """Starting a gym's real service from its stack and a staged subject."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,22 +9,29 @@ from typing import Any
 import httpx
 
 from gyms.base import GymIdentity, read_identity
-from gyms.nemo.launch import SECRET_HEADER, NemoSettings
+from gyms.blocking import run_to_end
+from gyms.launch import SECRET_HEADER
+from gyms.nemo.launch import NemoSettings
+from gyms.openenv.channel import PROTOCOL, BlockingChannel
+from gyms.openenv.launch import BRIDGE_MODULE, SERVER_MODULE, OpenEnvSettings, process_environment
+from gyms.transport import TransportFault
 from harness.errors import ServerFailed
 from harness.process import Launch, Owner, Server, start_server
 from harness.stacks import Stack
 from harness.stage import Subject
 
+IDENTIFY_LIMIT_S = 30.0
+
 
 @dataclass(frozen=True)
-class NemoService:
-    """A running NeMo resources server and the key to its bridge routes."""
+class GymService:
+    """A running server of a gym and the key to its bridge routes."""
 
     server: Server
     secret: str
     identity: GymIdentity
     process: dict[str, Any]
-    """What the server says of its process: nonce, pid, base classes."""
+    """What the server says of its process: nonce, pid, and more."""
 
     @property
     def bridge_headers(self) -> dict[str, str]:
@@ -42,21 +49,21 @@ def start_nemo(
     secret: str | None = None,
     ports: Iterable[int] | None = None,
     **settings: Any,
-) -> NemoService:
+) -> GymService:
     """Start a NeMo resources server; ``settings`` are fields of NemoSettings. Raises ServerFailed."""
     secret = secret or secrets.token_hex(32)
-    server = _start(stack, subject, owner, folder, entry or subject.nemo_entry, secret, ports, settings)
-    answer = _ask_identity(server, secret)
-    return NemoService(server, secret, read_identity(answer["identity"]), answer["process"])
+    return _identified(
+        _start_nemo(stack, subject, owner, folder, entry or subject.nemo_entry, secret, ports, settings), secret
+    )
 
 
 def start_trivial_nemo(stack: Stack, subject: Subject, owner: Owner, folder: Path) -> Server:
     """Start upstream's base class with one trivial tool, the reference of benchmarks. Raises ServerFailed."""
     entry = subject.nemo_entry.parent / "tests" / "trivial_app.py"
-    return _start(stack, subject, owner, folder, entry, "", None, {})
+    return _start_nemo(stack, subject, owner, folder, entry, "", None, {})
 
 
-def _start(
+def _start_nemo(
     stack: Stack,
     subject: Subject,
     owner: Owner,
@@ -68,20 +75,94 @@ def _start(
 ) -> Server:
     def launch(port: int) -> Launch:
         chosen = NemoSettings(port=port, nonce=owner.nonce, secret=secret, **settings)
-        environment = {**chosen.environment(), "PYTHONPATH": str(subject.python_path)}
-        return Launch((stack.python, "-P", str(entry)), environment)
+        return _python(stack, subject, (str(entry),), chosen.environment())
 
+    return start_server("nemo", launch, _asking(secret), owner=owner, folder=folder, ports=ports)
+
+
+def start_openenv(
+    stack: Stack,
+    subject: Subject,
+    owner: Owner,
+    folder: Path,
+    *,
+    module: str = SERVER_MODULE,
+    secret: str | None = None,
+    ports: Iterable[int] | None = None,
+    **settings: Any,
+) -> GymService:
+    """Start an OpenEnv server; ``settings`` are fields of OpenEnvSettings. Raises ServerFailed."""
+    secret = secret or secrets.token_hex(32)
+
+    def launch(port: int) -> Launch:
+        chosen = OpenEnvSettings(port=port, nonce=owner.nonce, secret=secret, **settings)
+        return _python(stack, subject, ("-m", module, *chosen.arguments()), chosen.environment())
+
+    return _identified(
+        start_server("openenv", launch, _asking(secret), owner=owner, folder=folder, ports=ports), secret
+    )
+
+
+def start_bridge(
+    stack: Stack,
+    subject: Subject,
+    owner: Owner,
+    folder: Path,
+    *,
+    url: str,
+    secret: str,
+    module: str = BRIDGE_MODULE,
+    ports: Iterable[int] | None = None,
+) -> Server:
+    """Start the bridge to the OpenEnv server at ``url``, which need not be up yet. Raises ServerFailed."""
+    environment = process_environment(owner.nonce, secret)
+
+    def launch(port: int) -> Launch:
+        return _python(stack, subject, ("-m", module, f"--port={port}", f"--url={url}"), environment)
+
+    def identify(server: Server) -> tuple[str, int]:
+        process = greet_bridge(server, secret)["process"]
+        return process["nonce"], process["pid"]
+
+    return start_server("openenv-bridge", launch, identify, owner=owner, folder=folder, ports=ports)
+
+
+def greet_bridge(bridge: Server, secret: str) -> dict[str, Any]:
+    """Return what a bridge says of itself; raises ServerFailed."""
+    channel = BlockingChannel(bridge.port)
+    try:
+        hello = {"protocol": PROTOCOL, "nonce": "", "secret": secret}
+        answer = run_to_end(channel.exchange(hello, IDENTIFY_LIMIT_S))
+        return {"process": answer["process"], "loaded": answer["loaded"]}
+    except (TransportFault, KeyError) as error:
+        raise ServerFailed(
+            f"{bridge.name} does not identify itself ({error}); its log ends:\n{bridge.log_tail()}"
+        ) from None
+    finally:
+        channel.close()
+
+
+def _python(stack: Stack, subject: Subject, arguments: tuple[str, ...], environment: dict[str, str]) -> Launch:
+    return Launch((stack.python, "-P", *arguments), {**environment, "PYTHONPATH": str(subject.python_path)})
+
+
+def _asking(secret: str) -> Callable[[Server], tuple[str, int]]:
     def identify(server: Server) -> tuple[str, int]:
         process = _ask_identity(server, secret)["process"]
         return process["nonce"], process["pid"]
 
-    return start_server("nemo", launch, identify, owner=owner, folder=folder, ports=ports)
+    return identify
+
+
+def _identified(server: Server, secret: str) -> GymService:
+    answer = _ask_identity(server, secret)
+    return GymService(server, secret, read_identity(answer["identity"]), answer["process"])
 
 
 def _ask_identity(server: Server, secret: str) -> dict[str, Any]:
     try:
-        with httpx.Client(trust_env=False, timeout=30.0) as client:
-            answer = client.post(f"{server.url}/bridge/identity", headers={SECRET_HEADER: secret})
+        with httpx.Client(trust_env=False, timeout=IDENTIFY_LIMIT_S) as client:
+            answer = client.post(f"{server.url}/bridge/identity", headers={SECRET_HEADER: secret}, json={})
             return answer.raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise ServerFailed(

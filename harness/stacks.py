@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -39,9 +40,13 @@ class StackSpec:
     distribution: str
     """The upstream distribution that makes it this gym's stack."""
     floor: Version
-    """Upstream's lowest Python."""
-    below_floor: bool
-    """Accept an older patch release of the same minor version, as a recorded deviation."""
+    """Lowest Python that is no deviation."""
+    floor_is: str
+    """Whose demand the floor is, for the text of a deviation."""
+    lowest: Version
+    """Lowest Python accepted at all; below the floor it is a recorded deviation."""
+    resolved_for: Version
+    """Python that the lock was resolved for; an older one is given what that one would get."""
 
     @property
     def lock(self) -> Path:
@@ -57,7 +62,28 @@ class StackSpec:
         return f"GYMQUAL_{self.name.upper()}_PYTHON"
 
 
-STACKS = {spec.name: spec for spec in (StackSpec("nemo", "nemo-gym", floor=(3, 13, 14), below_floor=True),)}
+STACKS = {
+    spec.name: spec
+    for spec in (
+        StackSpec(
+            "nemo",
+            "nemo-gym",
+            floor=(3, 13, 14),
+            floor_is="nemo-gym's floor",
+            # An older patch release of the same minor version runs it as well.
+            lowest=(3, 13, 0),
+            resolved_for=(3, 13, 14),
+        ),
+        StackSpec(
+            "openenv",
+            "openenv",
+            floor=(3, 13, 0),
+            floor_is="the version this stack is qualified on,",
+            lowest=(3, 11, 0),
+            resolved_for=(3, 11, 0),
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -113,10 +139,10 @@ def set_up(name: str, say: Callable[[str], None]) -> Stack:
     if present and (named or present.deviation is None):
         return present
     base, version = named or _best(_installed_interpreters(), spec) or ("", (0, 0, 0))
-    if not _meets(version, spec.floor) and named is None and present is None:
+    if version < spec.floor and named is None and present is None:
         say(f"{name}: no CPython >= {_dotted(spec.floor)} found; asking uv for one")
         base, version = _download(spec) or (base, version)
-    if not _usable(version, spec):
+    if version < spec.lowest:
         raise HarnessError(
             f"{name} needs CPython {_dotted(spec.floor)} or newer"
             + (f" (found {_dotted(version)} at {base})" if base else " and none was found")
@@ -148,10 +174,9 @@ def _build(spec: StackSpec, base: str, version: Version, say: Callable[[str], No
         if (folder / _COMPLETE).is_file():
             return _read(folder / _COMPLETE)
         rmtree(folder, ignore_errors=True)
-        meets = _meets(version, spec.floor)
-        deviation = f"CPython {_dotted(version)} is below {spec.distribution}'s floor {_dotted(spec.floor)}"
-        # uv resolves markers for the floor, or it would refuse what an older patch release runs as well.
-        pretend = () if meets else ("--python-version", _dotted(spec.floor))
+        deviation = f"CPython {_dotted(version)} is below {spec.floor_is} {_dotted(spec.floor)}"
+        # uv would refuse what an older patch release runs as well.
+        pretend = () if version >= spec.resolved_for else ("--python-version", _dotted(spec.resolved_for))
         python = folder / "bin" / "python"
         say(f"{spec.name}: building with CPython {_dotted(version)} from {spec.lock.name}")
         _uv(spec, folder, "venv", "--python", base, str(folder))
@@ -164,7 +189,7 @@ def _build(spec: StackSpec, base: str, version: Version, say: Callable[[str], No
             lock_sha256=lock_sha256,
             platform=_platform(),
             flags=INSTALL_FLAGS,
-            deviation=None if meets else deviation,
+            deviation=None if version >= spec.floor else deviation,
         )
         write_atomically(folder / _COMPLETE, readable_json(asdict(stack)))
         return stack
@@ -198,15 +223,16 @@ def _named_interpreter(spec: StackSpec) -> tuple[str, Version] | None:
     version = _version_of(path)
     if version is None:
         raise HarnessError(f"{spec.variable}={path} is not a CPython interpreter; name one >= {_dotted(spec.floor)}")
-    if not _usable(version, spec):
+    if version < spec.lowest:
         raise HarnessError(
-            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.floor)} or newer"
+            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.lowest)} or newer"
         )
     return str(Path(which(path) or path).resolve()), version
 
 
 def _installed_interpreters() -> Iterator[str]:
-    for minor in range(13, 16):
+    yield sys.executable
+    for minor in range(11, 16):
         found = which(f"python3.{minor}")
         if found:
             yield found
@@ -225,13 +251,14 @@ def _installed_interpreters() -> Iterator[str]:
 
 def _best(paths: Iterator[str], spec: StackSpec) -> tuple[str, Version] | None:
     found = {str(Path(path).resolve()): version for path in paths if (version := _version_of(path))}
-    usable = [(path, version) for path, version in found.items() if _usable(version, spec)]
-    # First what meets the floor, then upstream's own minor version, then the newest patch release.
-    return max(
-        usable,
-        key=lambda item: (_meets(item[1], spec.floor), -item[1][1], item[1][2]),
-        default=None,
-    )
+    usable = [(path, version) for path, version in found.items() if version >= spec.lowest]
+
+    def preference(item: tuple[str, Version]) -> tuple[bool, int, int]:
+        """First what meets the floor, then the minor version nearest to it, then the newest patch release."""
+        version = item[1]
+        return version >= spec.floor, -abs(version[1] - spec.floor[1]), version[2]
+
+    return max(usable, key=preference, default=None)
 
 
 def _download(spec: StackSpec) -> tuple[str, Version] | None:
@@ -260,14 +287,6 @@ def _version_of(path: str) -> Version | None:
 
 def _platform() -> str:
     return "-".join((sysconfig.get_platform(), *platform.libc_ver()))
-
-
-def _usable(version: Version, spec: StackSpec) -> bool:
-    return _meets(version, spec.floor) or (spec.below_floor and version[:2] == spec.floor[:2])
-
-
-def _meets(version: Version, floor: Version) -> bool:
-    return version >= floor
 
 
 def _dotted(version: Version) -> str:

@@ -7,14 +7,13 @@ orchestrator would inject. Read by whoever starts the server; imports nothing of
 import json
 from dataclasses import dataclass
 
+from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_VARIABLE
+
 INSTANCE = "german_orders"
 ENTRYPOINT = "resources_servers/german_orders/app.py"
 """Entry script, relative to the folder that the server's files were staged to."""
-SECRET_HEADER = "x-gymqual-bridge"
-"""Header that carries the bridge secret; without it a bridge route does not exist."""
 IDENTITY_HEADER = "x-gymqual-identity"
 """Header of every bridge answer: digest of the server's identity, a blank, ``nonce/pid`` of its process."""
-DEFAULT_CAPACITY = 256
 DEFAULT_SESSION_TTL_S = 6 * 3600.0
 """Longer than any training step: only abandoned sessions get this old."""
 
@@ -57,6 +56,6 @@ class NemoSettings:
             "HF_HUB_OFFLINE": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
-            "GYMQUAL_NONCE": self.nonce,
-            "GYMQUAL_BRIDGE_SECRET": self.secret,
+            NONCE_VARIABLE: self.nonce,
+            SECRET_VARIABLE: self.secret,
         }

@@ -45,10 +45,13 @@ from gyms.german.tasks import Task, UnknownTask, find_task
 from gyms.german.tools import PARAMETERS, is_well_formed
 from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
-from gyms.nemo import rows, upstream
-from gyms.nemo.launch import DEFAULT_CAPACITY, DEFAULT_SESSION_TTL_S, IDENTITY_HEADER, SECRET_HEADER
+from gyms.identity import Upstream, identify
+from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gyms.nemo import rows
+from gyms.nemo.launch import DEFAULT_SESSION_TTL_S, IDENTITY_HEADER
 from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
 from gyms.nemo.trajectory import Trajectory, read_trajectory
+from gyms.served import Injected
 
 STATUS = {
     Kind.SESSION_LOST: 404,
@@ -59,6 +62,8 @@ STATUS = {
     Kind.SERVICE_ERROR: 500,
 }
 """HTTP status of each kind of infrastructure failure that a server can notice."""
+
+UPSTREAM = Upstream("nemo-gym", "nemo_gym", "NVIDIA-NeMo/Gym 720b5f3, equality unverified")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -114,9 +119,9 @@ class GermanOrdersServer(SimpleResourcesServer):
         """Take identity and secrets; a server started by hand without a secret has closed bridge routes."""
         super().model_post_init(context)
         self._sessions = SessionStore(self.config.capacity, self.config.session_ttl_s)
-        self._nonce = os.environ.get("GYMQUAL_NONCE", "")
-        self._secret = os.environ.pop("GYMQUAL_BRIDGE_SECRET", "") or secrets.token_hex(16)
-        self._identity = upstream.identity()
+        self._nonce = os.environ.get(NONCE_VARIABLE, "")
+        self._secret = os.environ.pop(SECRET_VARIABLE, "") or secrets.token_hex(16)
+        self._identity = identify("nemo", UPSTREAM)
 
     # ---- wiring ------------------------------------------------------------------------------------
 
@@ -350,7 +355,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         return JSONResponse({})
 
     def _bridge_fault(self, request: Request, body: dict[str, Any]) -> Response:
-        self._sessions.get(body.get("session_id")).fail_next = True
+        self._sessions.get(body.get("session_id")).injected = Injected(fail=True)
         return JSONResponse({})
 
 

@@ -7,14 +7,12 @@ mutation it guards, and a client that disconnects cannot stop a mutation half-wa
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.episode import CallConflict, Episode, replay
 from gyms.german.tasks import Task
-from gyms.german.tools import Call, Observation
-from gyms.german.verifier import Verdict
+from gyms.served import ServedEpisode
 
 REMEMBERED_IDS = 100_000
 """Closed and expired ids that are kept so that none is ever opened again."""
@@ -26,59 +24,13 @@ def session_lost() -> InfrastructureError:
 
 
 @dataclass
-class ServedSession:
+class ServedSession(ServedEpisode):
     """One open session."""
 
-    session_id: str
-    task: Task
-    owner: object
+    session_id: str = ""
+    owner: object = None
     """What a repeated open must match: the seed request's identity."""
-    episode: Episode
-    last_used: float
-    fault: InfrastructureError | None = None
-    """The first infrastructure failure; no later call clears it."""
-    fail_next: bool = False
-    """Ask the next call to fail inside the server, to try the fault path."""
-    shown: list[str] = field(default_factory=list)
-    """Text of every observation served, in order."""
-    verdict: Verdict | None = None
-    """The verdict, once there is one."""
-
-    def call(self, tool: str, arguments: str, call_id: str | None = None) -> Observation:
-        """Execute one call; without an id it is a new one. Raises InfrastructureError."""
-        self.raise_fault()
-        if self.verdict is not None:
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "the episode has its verdict; no call is executed")
-        try:
-            if self.fail_next:
-                self.fail_next = False
-                raise RuntimeError("injected fault")
-            observation = self.episode.call(tool, arguments, call_id or f"call-{len(self.shown)}")
-        except CallConflict as error:
-            # The caller broke the protocol; the episode itself is untouched.
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, str(error)) from error
-        except Exception as error:
-            # The text of an unexpected exception may hold anything, so it goes to the log, not to a client.
-            self.fault = InfrastructureError(Kind.SERVICE_ERROR, Scope.ROLLOUT, "the server failed inside a call")
-            raise self.fault from error
-        self.shown.append(observation.text)
-        return observation
-
-    def verify(self, answer: str | None, truncated: bool, calls: Sequence[Call] | None = None) -> Verdict:
-        """End the episode, once; raises InfrastructureError if the session has a fault.
-
-        ``calls`` are what the model wrote, where that is known better than by what came in.
-        """
-        self.raise_fault()
-        if self.verdict is None:
-            written = self.episode.calls if calls is None else calls
-            self.verdict = replay(self.task, written, answer, truncated)[1]
-        return self.verdict
-
-    def raise_fault(self) -> None:
-        """Raise the sticky fault, if there is one."""
-        if self.fault is not None:
-            raise self.fault
+    last_used: float = 0.0
 
 
 class SessionStore:
@@ -115,7 +67,7 @@ class SessionStore:
         if len(self._open) >= self.capacity:
             self.counts["refused"] += 1
             raise InfrastructureError(Kind.CAPACITY, Scope.SERVICE, f"all {self.capacity} sessions are in use")
-        session = ServedSession(session_id, task, owner, Episode(task), self._clock())
+        session = ServedSession(task, session_id=session_id, owner=owner, last_used=self._clock())
         self._open[session_id] = session
         self.counts["opened"] += 1
         return session

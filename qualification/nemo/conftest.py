@@ -14,22 +14,22 @@ from gyms.nemo.client import NemoGym
 from harness.files import ROOT
 from harness.plugin import Planted
 from harness.run import Run
-from harness.services import NemoService, start_nemo
+from harness.services import GymService, start_nemo
 from harness.stage import Subject
-from qualification.broken import nemo_client
+from qualification.broken import clients
 from qualification.nemo.wire import Wire
 
 Connect = Callable[..., BlockingGym]
-Serve = Callable[..., NemoService]
+Serve = Callable[..., GymService]
 
 
 @pytest.fixture(scope="session")
 def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
     """Start further NeMo servers: ``serve(subject=..., capacity=...)``; all are stopped at the end."""
-    started: list[NemoService] = []
+    started: list[GymService] = []
     stack = run.stack("nemo")
 
-    def start(subject: Subject | None = None, **settings: Any) -> NemoService:
+    def start(subject: Subject | None = None, **settings: Any) -> GymService:
         subject = subject or run.subject
         entry = subject.nemo_entry
         if pytestconfig.option.broken:
@@ -47,7 +47,7 @@ def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session")
-def service(run: Run, serve: Serve) -> NemoService:
+def service(run: Run, serve: Serve) -> GymService:
     """The server that most checks share."""
     served = serve()
     run.note_gym(served.identity)
@@ -55,7 +55,7 @@ def service(run: Run, serve: Serve) -> NemoService:
 
 
 @pytest.fixture(scope="session")
-def small_service(serve: Serve) -> NemoService:
+def small_service(serve: Serve) -> GymService:
     """A server with room for three sessions, which it gives up after three seconds without a call."""
     return serve(capacity=3, session_ttl_s=3.0)
 
@@ -64,9 +64,9 @@ def small_service(serve: Serve) -> NemoService:
 def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted | None]:
     """The defect planted for this test: a patch of the client, or a switch of the servers that checks share."""
     planted: Planted | None = getattr(request, "param", None)
-    if planted is None or planted.defect in nemo_client.DEFECTS:
+    if planted is None or planted.defect in clients.DEFECTS:
         if planted:
-            nemo_client.DEFECTS[planted.defect](monkeypatch)
+            clients.DEFECTS[planted.defect](monkeypatch)
         yield planted
         return
     services = [request.getfixturevalue("service"), request.getfixturevalue("small_service")]
@@ -77,7 +77,7 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         _switch(each, "")
 
 
-def _switch(service: NemoService, name: str) -> None:
+def _switch(service: GymService, name: str) -> None:
     answer = httpx.post(
         f"{service.server.url}/bridge/defect", json={"name": name}, headers=service.bridge_headers, trust_env=False
     )
@@ -85,18 +85,18 @@ def _switch(service: NemoService, name: str) -> None:
 
 
 @pytest.fixture
-def nemo(service: NemoService) -> Wire:
+def nemo(service: GymService) -> Wire:
     """A raw HTTP client of the shared server."""
     return Wire(service)
 
 
 @pytest.fixture
-def connect(service: NemoService, orders: GermanOrders) -> Iterator[Connect]:
+def connect(service: GymService, orders: GermanOrders) -> Iterator[Connect]:
     """Connect the trainer's client: ``connect(service, url=..., deadline_s=...)``; all are closed at the end."""
     gyms: list[BlockingGym] = []
 
     def connect_to(
-        to: NemoService | None = None, url: str | None = None, tasks: TaskSet | None = None, **settings: Any
+        to: GymService | None = None, url: str | None = None, tasks: TaskSet | None = None, **settings: Any
     ) -> BlockingGym:
         to = to or service
         client = NemoGym(url or to.server.url, to.secret, tasks or orders, blocking=True, **settings)

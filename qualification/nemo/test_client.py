@@ -26,7 +26,7 @@ from harness.evidence import Evidence
 from harness.faults import Fault, FaultProxy
 from harness.files import ROOT
 from harness.run import Run
-from harness.services import NemoService
+from harness.services import GymService
 from harness.stage import stage
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
@@ -83,7 +83,7 @@ def test_every_rollout_has_a_fresh_opaque_id(nemo: Wire, connect: Connect, evide
 
 @check("NEMO-C-02", broken="the_id_is_shown")
 def test_the_model_sees_nothing_of_the_machinery(
-    connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence
+    connect: Connect, service: GymService, orders: GermanOrders, evidence: Evidence
 ) -> None:
     """Session id, secret, URL, nonce and digests MUST NOT occur in anything a model could see."""
     gym = connect()
@@ -107,7 +107,7 @@ def test_the_model_sees_nothing_of_the_machinery(
 
 @check("NEMO-C-03", broken="reward_is_shaped_by_the_client")
 def test_the_clients_verdict_is_the_native_one(
-    nemo: Wire, service: NemoService, connect: Connect, orders: GermanOrders, evidence: Evidence
+    nemo: Wire, service: GymService, connect: Connect, orders: GermanOrders, evidence: Evidence
 ) -> None:
     """The client's verdict, blocking or on an event loop, MUST be upstream's native ``/verify`` of the episode."""
     names = ("oracle", "wrong", "noop", "spam", "foreign", "guess", "no_calculation")
@@ -236,7 +236,7 @@ def test_a_repeated_delivery_counts_once(
 
 @check("NEMO-C-08", broken="the_last_session_wins")
 def test_sixteen_clients_are_isolated_on_loopback(
-    connect: Connect, service: NemoService, orders: GermanOrders, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, service: GymService, orders: GermanOrders, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixteen concurrent clients MUST each get their own episode, on loopback, past any configured proxy."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -267,8 +267,8 @@ def test_sixteen_clients_are_isolated_on_loopback(
 def test_sessions_are_closed_and_faults_stick(
     nemo: Wire,
     connect: Connect,
-    service: NemoService,
-    small_service: NemoService,
+    service: GymService,
+    small_service: GymService,
     orders: GermanOrders,
     evidence: Evidence,
 ) -> None:
@@ -302,7 +302,7 @@ LIFE_OF_A_GYM = {
 }
 
 
-def _ends(nemo: Wire, gym: BlockingGym, service: NemoService, orders: GermanOrders) -> dict[str, object]:
+def _ends(nemo: Wire, gym: BlockingGym, service: GymService, orders: GermanOrders) -> dict[str, object]:
     """End sessions by success, by an exception and with the interpreter; return how, and what stayed open."""
     before = nemo.state()
     played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
@@ -373,7 +373,7 @@ def _kinds(gym: BlockingGym, session: BlockingSession, heal: Callable[[], None] 
     return at_call, at_verify, at_open, time.monotonic() - started < BOUND_S
 
 
-async def _trickled_on_a_loop(proxy: FaultProxy, service: NemoService, orders: GermanOrders) -> tuple[object, ...]:
+async def _trickled_on_a_loop(proxy: FaultProxy, service: GymService, orders: GermanOrders) -> tuple[object, ...]:
     """Return the kinds at a call, after the close of another session at a call and an open, and if it was bounded."""
     proxy.fault, started = Fault.NONE, time.monotonic()
     async with NemoGym(proxy.url, service.secret, orders, deadline_s=SHORT_S) as gym:
@@ -391,7 +391,7 @@ def _told(verdict: Verdict) -> tuple[object, ...]:
     return verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts)
 
 
-async def _play_at_once(service: NemoService, orders: GermanOrders, scripts: list[Script]) -> list[Replay]:
+async def _play_at_once(service: GymService, orders: GermanOrders, scripts: list[Script]) -> list[Replay]:
     """Play all scripts at the same time, each in its own session of one client."""
     async with NemoGym(service.server.url, service.secret, orders) as gym:
         return await asyncio.gather(*(play_async(gym, TASK, script) for script in scripts))

@@ -21,7 +21,7 @@ from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.files import sha256_file
 from harness.run import Run
-from harness.services import NemoService
+from harness.services import GymService
 from harness.stage import stage
 from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
@@ -36,7 +36,7 @@ CANARY = "canary/dev/0/0"
 
 @check("NEMO-S-01", broken="identity_is_a_constant")
 def test_the_server_identifies_the_bytes_it_runs(
-    nemo: Wire, service: NemoService, serve: Serve, run: Run, evidence: Evidence
+    nemo: Wire, service: GymService, serve: Serve, run: Run, evidence: Evidence
 ) -> None:
     """The server MUST be upstream's, MUST name the bytes it executes, and MUST name others once they changed."""
     answer = nemo.bridge("identity").json()
@@ -79,7 +79,7 @@ def test_the_server_identifies_the_bytes_it_runs(
 
 
 @check("NEMO-S-02", broken="closed_ids_are_forgotten")
-def test_upstreams_session_contract_holds(service: NemoService, run: Run, evidence: Evidence) -> None:
+def test_upstreams_session_contract_holds(service: GymService, run: Run, evidence: Evidence) -> None:
     """The server MUST pass upstream's own check of the resources-session contract, over its real socket."""
     script = run.subject.nemo_entry.parent / "tests" / "contract_over_http.py"
     judged = subprocess.run(
@@ -206,7 +206,7 @@ def test_a_changed_source_identity_is_refused(nemo: Wire, evidence: Evidence) ->
 
 @check("NEMO-S-07", broken="lost_sessions_are_created")
 def test_a_lost_session_is_never_an_empty_one(
-    nemo: Wire, small_service: NemoService, orders: GermanOrders, evidence: Evidence
+    nemo: Wire, small_service: GymService, orders: GermanOrders, evidence: Evidence
 ) -> None:
     """A missing, forged, foreign or closed session MUST be refused as lost; nothing is created, nothing rewarded."""
     closed, foreign, valid = nemo.rollout(TASK), Wire(small_service).rollout(TASK), nemo.rollout(TASK)
@@ -296,7 +296,7 @@ def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrd
 
 
 @check("NEMO-S-10", broken="abandoned_sessions_stay")
-def test_capacity_is_bounded_and_comes_back(small_service: NemoService, evidence: Evidence) -> None:
+def test_capacity_is_bounded_and_comes_back(small_service: GymService, evidence: Evidence) -> None:
     """One session over capacity MUST be refused, a close MUST make room, and abandoned ones MUST expire."""
     wire = Wire(small_service)
     _wait_for(lambda: wire.state()["open"] == 0, limit_s=12)

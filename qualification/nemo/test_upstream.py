@@ -13,7 +13,7 @@ from gyms.german_orders import GermanOrders
 from harness.checks import explain
 from harness.evidence import Evidence
 from harness.run import Run
-from harness.services import NemoService
+from harness.services import GymService
 from harness.stage import EXAMPLE_TASKS, stage
 from qualification.nemo.upstream_agent import GymCommand, ScriptedModel, UpstreamAgent
 from qualification.nemo.wire import Wire
@@ -34,7 +34,7 @@ WRITTEN_NAMES = (
 
 
 @pytest.fixture(scope="module")
-def agent(run: Run, service: NemoService) -> Iterator[UpstreamAgent]:
+def agent(run: Run, service: GymService) -> Iterator[UpstreamAgent]:
     """Upstream's simple agent and model server, in front of a scripted model."""
     with ScriptedModel().serving() as model:
         agent = UpstreamAgent(run, service, model)

@@ -23,7 +23,7 @@ from gyms.nemo.launch import INSTANCE
 from harness.errors import ServerFailed
 from harness.process import LOOPBACK, READY_LIMIT_S, Launch, Server, child_environment, start_server
 from harness.run import Run
-from harness.services import NemoService
+from harness.services import GymService
 from harness.stage import Subject
 
 LIMIT_S = 120.0
@@ -102,7 +102,7 @@ class UpstreamAgent:
     """Upstream's simple agent wired to a resources server and a scripted model."""
 
     run: Run
-    service: NemoService
+    service: GymService
     model: ScriptedModel
     servers: list[Server] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ import httpx
 from gyms import loaded
 from gyms.base import Replay, Script, ToolCall
 from gyms.nemo import rows
-from harness.services import NemoService
+from harness.services import GymService
 from harness.stacks import Stack
 
 DEADLINE_S = 30.0
@@ -25,7 +25,7 @@ DEADLINE_S = 30.0
 class Wire:
     """One HTTP client with cookies of its own; keeps every byte that was served to it."""
 
-    service: NemoService
+    service: GymService
     http: httpx.Client = field(init=False)
     served: list[bytes] = field(default_factory=list)
 

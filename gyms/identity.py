@@ -4,27 +4,35 @@ import hashlib
 import platform
 import sys
 from base64 import urlsafe_b64encode
+from dataclasses import dataclass
 from importlib.metadata import PackagePath, distribution
 
 from gyms import loaded
 from gyms.base import GymIdentity
 
-DISTRIBUTION = "nemo-gym"
-STANDS_FOR = "NVIDIA-NeMo/Gym 720b5f3, equality unverified"
-"""The revision the published distribution stands for; the two could not be compared."""
+
+@dataclass(frozen=True)
+class Upstream:
+    """An upstream framework."""
+
+    distribution: str
+    package: str
+    """Its import package."""
+    stands_for: str
+    """The revision the published distribution stands for, and whether the two could be compared."""
 
 
-def identity() -> GymIdentity:
+def identify(gym: str, upstream: Upstream) -> GymIdentity:
     """Identify this process. Call it after every module of ours has been imported."""
-    installed = distribution(DISTRIBUTION)
+    installed = distribution(upstream.distribution)
     files = {file.as_posix(): file for file in installed.files or () if _is_shipped(file)}
     sources = loaded.executed()
     return GymIdentity(
-        gym="nemo",
-        upstream=f"{DISTRIBUTION} {installed.version}",
+        gym=gym,
+        upstream=f"{upstream.distribution} {installed.version}",
         upstream_digest=loaded.combine((name, _recorded(file)) for name, file in files.items()),
-        upstream_modified=_modified(files),
-        stands_for=STANDS_FOR,
+        upstream_modified=_modified(files, upstream.package),
+        stands_for=upstream.stands_for,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         core=loaded.core_digest(sources),
         sources=sources,
@@ -41,13 +49,13 @@ def _recorded(file: PackagePath) -> str:
     return file.hash.value if file.hash else ""
 
 
-def _modified(files: dict[str, PackagePath]) -> tuple[str, ...]:
+def _modified(files: dict[str, PackagePath], package: str) -> tuple[str, ...]:
     """Return the upstream files this process has loaded whose bytes differ from the wheel's record."""
     modified = []
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", "")
         origin = getattr(module, "__file__", None)
-        if origin is None or name.partition(".")[0] != "nemo_gym":
+        if origin is None or name.partition(".")[0] != package:
             continue
         path = name.replace(".", "/")
         file = files.get(f"{path}/__init__.py") or files.get(f"{path}.py")

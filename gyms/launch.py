@@ -1,0 +1,10 @@
+"""What whoever starts a server and the server agree on, whatever its gym."""
+
+NONCE_VARIABLE = "GYMQUAL_NONCE"
+"""Names the run; answered by the identity route, so that a stale server is told from ours."""
+SECRET_VARIABLE = "GYMQUAL_BRIDGE_SECRET"
+"""Guards what a model must never reach; known to the client alone."""
+SECRET_HEADER = "x-gymqual-bridge"
+"""Header that carries the bridge secret; without it a bridge route does not exist."""
+DEFAULT_CAPACITY = 256
+"""Open sessions at most."""

@@ -1,0 +1,255 @@
+"""The bridge: OpenEnv's SDK in a process and an interpreter of its own, between the trainer and the server.
+
+Every connection of the trainer is one rollout and holds one WebSocket of the SDK's client, opened for it and
+never again. The bridge adds nothing and decides nothing: it passes requests on one at a time and answers each
+with the reply or with a typed failure. When the trainer ends, its connections end, and with them the server's
+sessions; when the bridge ends, both sides see it.
+
+    python -m gyms.openenv.bridge --port PORT --url http://127.0.0.1:SERVER_PORT
+"""
+
+from pathlib import Path
+
+from gyms import loaded
+
+loaded.install()
+
+from gyms.openenv.launch import forbid_gradio  # noqa: E402  (after install, so that it is recorded)
+
+forbid_gradio()
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import os  # noqa: E402
+import secrets  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Mapping  # noqa: E402
+from contextlib import suppress  # noqa: E402
+from typing import Any  # noqa: E402
+
+import httpx  # noqa: E402
+
+from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, read_identity  # noqa: E402
+from gyms.identity import identify  # noqa: E402
+from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE  # noqa: E402
+from gyms.openenv.channel import PROTOCOL, FrameError, pack, read_frame  # noqa: E402
+from gyms.openenv.launch import MAX_MESSAGE_BYTES, UPSTREAM  # noqa: E402
+from gyms.openenv.models import OrdersAction, Verification  # noqa: E402
+from gyms.openenv.strict import StrictClient  # noqa: E402
+
+HELLO_DEADLINE_S = 10.0
+FAREWELL_S = 2.0
+"""For closing a WebSocket politely; after that it is dropped."""
+
+
+class Bridge:
+    """One bridge process."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.nonce = os.environ.get(NONCE_VARIABLE, "")
+        self.secret = os.environ.pop(SECRET_VARIABLE, "") or secrets.token_hex(16)
+        self.identity: GymIdentity = identify("openenv", UPSTREAM)
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, port: int) -> None:
+        """Serve until a signal ends it."""
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", port, limit=MAX_MESSAGE_BYTES)
+        print(f"bridge on port {port} to {self.url}, pid {os.getpid()}", flush=True)
+        await ended.wait()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        connection = Connection(self, reader, writer)
+        try:
+            await connection.run()
+        except (FrameError, ConnectionError, TimeoutError) as error:
+            print(f"connection ended: {error}", file=sys.stderr, flush=True)
+        except asyncio.CancelledError:
+            # The bridge is ending; asyncio would print this task's cancellation as an error.
+            pass
+        finally:
+            connection.drop()
+            writer.close()
+            self._connections.discard(task)
+
+    def hello(self) -> dict[str, Any]:
+        """Return what this bridge is."""
+        process = {"nonce": self.nonce, "pid": os.getpid(), "python": sys.executable}
+        modules = {name: sys.modules.get(name) is not None for name in ("gradio", "torch", "transformers", "trl")}
+        return {"protocol": PROTOCOL, "process": process, "loaded": modules, "url": self.url}
+
+    async def server_identity(self, deadline_s: float) -> dict[str, Any]:
+        """Ask the server what it is, and return it with what the bridge executes; raises InfrastructureError."""
+        answer = await self._ask_server(deadline_s)
+        try:
+            served = read_identity(answer["identity"])
+            process = answer["process"]
+            name = f"{process['nonce']}/{process['pid']}"
+        except (KeyError, TypeError) as error:
+            raise _service_fault(Kind.PROTOCOL, f"{self.url} does not identify itself: {error!r}") from None
+        if served.gym != "openenv":
+            raise _service_fault(Kind.PROTOCOL, f"{self.url} is a {served.gym} server; name an OpenEnv one")
+        differing = [
+            *(
+                field
+                for field in ("upstream", "upstream_digest")
+                if getattr(served, field) != getattr(self.identity, field)
+            ),
+            *(file for file, digest in self.identity.sources.items() if served.sources.get(file, digest) != digest),
+        ]
+        if differing:
+            detail = f"bridge and server differ in {', '.join(differing)}; start both from one version"
+            raise _service_fault(Kind.IDENTITY_CHANGED, detail)
+        return {"identity": served.to_json(), "process": name, "bridge_sources": self.identity.sources}
+
+    async def _ask_server(self, deadline_s: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(deadline_s), httpx.AsyncClient(trust_env=False, timeout=deadline_s) as client:
+                answer = await client.post(f"{self.url}/bridge/identity", headers={SECRET_HEADER: self.secret}, json={})
+        except (TimeoutError, httpx.TimeoutException):
+            raise _service_fault(Kind.TIMEOUT, f"{self.url} did not answer within {deadline_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise _service_fault(Kind.UNREACHABLE, f"{self.url} cannot be reached ({error})") from None
+        try:
+            fields = answer.json()
+        except ValueError:
+            fields = None
+        if answer.status_code != httpx.codes.OK or not isinstance(fields, dict):
+            detail = f"{self.url} is no OpenEnv server of this product, or its bridge secret is another one"
+            raise _service_fault(Kind.PROTOCOL, detail)
+        return fields
+
+
+class Connection:
+    """One connection of the trainer: at most one rollout."""
+
+    def __init__(self, bridge: Bridge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._bridge = bridge
+        self._reader = reader
+        self._writer = writer
+        self._client: StrictClient | None = None
+
+    async def run(self) -> None:
+        """Answer requests until the trainer ends the connection; raises FrameError, ConnectionError, TimeoutError."""
+        async with asyncio.timeout(HELLO_DEADLINE_S):
+            if not await self._greet():
+                return
+        following = asyncio.ensure_future(read_frame(self._reader))
+        try:
+            while (message := await following) is not None:
+                following = asyncio.ensure_future(read_frame(self._reader))
+                work = asyncio.ensure_future(self._answer(message))
+                # The end of the trainer must be seen while a call is in flight, or it would hold its session.
+                await asyncio.wait({work, following}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    work.cancel()
+                    await asyncio.gather(work, following, return_exceptions=True)
+                    raise FrameError("the trainer left, or sent a request before it had the answer to the last")
+                self._writer.write(pack(work.result()))
+                await self._writer.drain()
+        finally:
+            following.cancel()
+
+    async def _greet(self) -> bool:
+        hello = await read_frame(self._reader) or {}
+        offered = hello.get("secret")
+        if hello.get("protocol") != PROTOCOL:
+            refusal = f"this bridge speaks {PROTOCOL}, not {hello.get('protocol')}"
+        elif not isinstance(offered, str) or not secrets.compare_digest(offered.encode(), self._bridge.secret.encode()):
+            refusal = "wrong bridge secret"
+        else:
+            self._writer.write(pack({**self._bridge.hello(), "nonce": hello.get("nonce")}))
+            return True
+        self._writer.write(pack(_as_fields(_service_fault(Kind.PROTOCOL, refusal))))
+        return False
+
+    async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        name = message.get("id")
+        try:
+            fields = await self._carry_out(message.get("operation"), message)
+        except InfrastructureError as fault:
+            return {"id": name, **_as_fields(fault)}
+        except (KeyError, TypeError, ValueError) as error:
+            return {
+                "id": name,
+                **_as_fields(_service_fault(Kind.PROTOCOL, f"not a request of this protocol: {error!r}")),
+            }
+        return {"id": name, "fields": fields}
+
+    async def _carry_out(self, operation: Any, message: Mapping[str, Any]) -> dict[str, Any]:
+        if operation == "identity":
+            return await self._bridge.server_identity(message["deadline_s"])
+        if operation == "open":
+            return await self._open(message)
+        if operation == "close":
+            await self.farewell()
+            return {}
+        if self._client is None:
+            raise _service_fault(Kind.PROTOCOL, "no session is open on this connection")
+        if operation == "call":
+            action = OrdersAction(tool=message["tool"], arguments=message["arguments"], call_id=message["call_id"])
+            observation = (await self._client.step(action)).observation
+            return {"text": observation.text, "is_error": observation.is_error}
+        if operation == "verify":
+            ending = Verification(secret=self._bridge.secret, answer=message["answer"], truncated=message["truncated"])
+            result = await self._client.step(OrdersAction(verification=ending, call_id="verify"))
+            verdict = result.observation.verdict
+            # The verdict in full and what upstream's own fields say must be one thing.
+            if verdict is None or (verdict.get("reward"), verdict.get("done")) != (result.reward, result.done):
+                raise _service_fault(Kind.PROTOCOL, "reward or done of the step are not those of its verdict")
+            return verdict
+        raise _service_fault(Kind.PROTOCOL, f"no operation {operation!r}")
+
+    async def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if self._client is not None:
+            raise _service_fault(Kind.PROTOCOL, "this connection has its session")
+        self._client = StrictClient(self._bridge.url, message["deadline_s"])
+        begun = await self._client.reset(
+            episode_id=message["session_id"], task_id=message["task_id"], identity=message["identity"]
+        )
+        return {"served_by": begun.observation.served_by}
+
+    async def farewell(self) -> None:
+        """Close the session as upstream asks for, or drop it when that takes too long."""
+        if self._client is not None:
+            with suppress(InfrastructureError, TimeoutError):
+                await asyncio.wait_for(self._client.close(), FAREWELL_S)
+            self.drop()
+
+    def drop(self) -> None:
+        """End the session with its connection. Idempotent."""
+        if self._client is not None:
+            self._client.abort()
+
+
+def _as_fields(fault: InfrastructureError) -> dict[str, Any]:
+    return {"fault": {"kind": fault.kind, "scope": fault.scope, "detail": fault.detail}}
+
+
+def _service_fault(kind: Kind, detail: str) -> InfrastructureError:
+    return InfrastructureError(kind, Scope.SERVICE, detail)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the bridge until a signal ends it."""
+    parser = argparse.ArgumentParser(prog="python -m gyms.openenv.bridge")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--url", required=True)
+    options = parser.parse_args(arguments)
+    asyncio.run(Bridge(options.url).serve(options.port))
+
+
+if __name__ == "__main__":
+    loaded.record(Path(__file__))
+    main()

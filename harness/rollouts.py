@@ -1,0 +1,92 @@
+"""Running Verifiers' own commands from its stack on a staged subject, bounded, offline, none left behind."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyms.verifiers.classify import TRACES
+from gyms.verifiers.launch import ENVIRONMENT, OFFLINE, python_path
+from harness.errors import ServerFailed
+from harness.process import Finished, Launch, Owner, run_command
+from harness.stacks import Stack
+from harness.stage import Subject
+
+LIMIT_S = 240.0
+"""An import of upstream costs 4.5 CPU seconds a process; another job may have the cores."""
+
+
+@dataclass(frozen=True)
+class Verifiers:
+    """Where upstream's commands run: stack, staged subject, owner, and the folder that takes runs and logs."""
+
+    stack: Stack
+    subject: Subject
+    owner: Owner
+    folder: Path
+    extra_path: str = ""
+    """A folder that comes before the subject's on ``PYTHONPATH``."""
+
+    def command(self, name: str, *arguments: str, limit_s: float = LIMIT_S, **environment: str) -> Finished:
+        """Run a console script or, as ``-m module``, a module of the subject; raises ServerFailed when it hangs."""
+        script = () if name == "-m" else (str(Path(self.stack.python).parent / name),)
+        module = ("-m",) if name == "-m" else ()
+        path = python_path(self.subject.folder)
+        launch = Launch(
+            (self.stack.python, "-P", *script, *module, *arguments),
+            {
+                **OFFLINE,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": f"{self.extra_path}:{path}" if self.extra_path else path,
+                **environment,
+            },
+        )
+        label = arguments[0].rpartition(".")[2] if name == "-m" else name
+        return run_command(label, launch, owner=self.owner, folder=self.folder, limit_s=limit_s)
+
+    def evaluate(self, run: str, *arguments: str, limit_s: float = LIMIT_S) -> "Run":
+        """Run ``vf-eval`` on the environment, without upload; raises ServerFailed if it ends without rollouts."""
+        local = ("--no-push", "--no-rich", "-o", str(self.folder), "--run.name", run)
+        ended = self.command("vf-eval", ENVIRONMENT, *arguments, *local, limit_s=limit_s)
+        return Run(self.folder / run, ended)
+
+    def play(self, run: str, plan: Mapping[str, Any], limit_s: float = LIMIT_S) -> "Run":
+        """Play a plan (see ``gyms.verifiers.play``) in one process; raises ServerFailed if it could not be played."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{run}.plan.json"
+        file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
+        ended = self.command("-m", "gyms.verifiers.play", str(file), str(self.folder / run), limit_s=limit_s)
+        if ended.exit_code != 0:
+            raise ServerFailed(f"play ended with {ended.exit_code}; its log ends:\n{ended.output[-2000:]}")
+        return Run(self.folder / run, ended)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder of upstream's."""
+
+    folder: Path
+    ended: Finished
+
+    @property
+    def episodes(self) -> list[dict[str, Any]]:
+        """The saved episodes, in the order in which they ended; raises ServerFailed if there are none."""
+        file = self.folder / TRACES
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        if not lines:
+            raise ServerFailed(
+                f"{self.ended.name} (exit code {self.ended.exit_code}) saved no rollout; "
+                f"its log ends:\n{self.ended.output[-2000:]}"
+            )
+        return [json.loads(line) for line in lines]
+
+    @property
+    def traces(self) -> dict[str, dict[str, Any]]:
+        """The saved traces by task key."""
+        return {episode["task"]["key"]: trace for episode in self.episodes for trace in episode["traces"]}
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return json.loads((self.folder / "configs/resolved/eval.json").read_bytes())

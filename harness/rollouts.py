@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,20 @@ class Verifiers:
     folder: Path
     extra_path: str = ""
     """A folder that comes before the subject's on ``PYTHONPATH``."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of every command."""
 
-    def command(self, name: str, *arguments: str, limit_s: float = LIMIT_S, **environment: str) -> Finished:
-        """Run a console script or, as ``-m module``, a module of the subject; raises ServerFailed when it hangs."""
-        script = () if name == "-m" else (str(Path(self.stack.python).parent / name),)
-        module = ("-m",) if name == "-m" else ()
+    def command(self, name: str, *arguments: str, limit_s: float = LIMIT_S) -> Finished:
+        """Run a console script of upstream's, or Python's ``-m`` or ``-c``; raises ServerFailed when it hangs."""
+        options = name in ("-m", "-c")
+        script = name if options else str(Path(self.stack.python).parent / name)
         path = python_path(self.subject.folder)
+        path = f"{self.extra_path}:{path}" if self.extra_path else path
         launch = Launch(
-            (self.stack.python, "-P", *script, *module, *arguments),
-            {
-                **OFFLINE,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": f"{self.extra_path}:{path}" if self.extra_path else path,
-                **environment,
-            },
+            (self.stack.python, "-P", script, *arguments),
+            {**OFFLINE, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **self.variables},
         )
-        label = arguments[0].rpartition(".")[2] if name == "-m" else name
+        label = "python" if options else name
         return run_command(label, launch, owner=self.owner, folder=self.folder, limit_s=limit_s)
 
     def evaluate(self, run: str, *arguments: str, limit_s: float = LIMIT_S) -> "Run":

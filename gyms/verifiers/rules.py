@@ -5,11 +5,12 @@ else has no reward. What decides is on the trace, in this order:
 
 - The tool server failed, runs another core, or showed something else than the transcript holds: infrastructure.
 - *Time-out of set-up, finalisation or scoring*: infrastructure. None of them runs anything of the policy.
-- *Time-out of the rollout*: infrastructure if a well-formed tool call is unanswered, if the last model request
-  failed, or if nothing had been in flight for ``IDLE_S``; else the policy's length, scored 0. A server that says
-  nothing is seen before that: the environment holds ``client.timeout.read`` to a quarter of ``timeout.rollout``, so
-  that a silent one leaves a failed request on the trace. A request that is still in flight without one is being
-  written, and a policy must not escape its zero by writing until the clock runs out.
+- *Time-out of the rollout*: the policy's length, scored 0, unless something stood still. Standing still is
+  infrastructure: a last model request that failed; nothing from the tool server for ``client.timeout.read`` seconds
+  while it owed an answer; no request in flight for as long; not one message of the model, and none being written.
+  A silent model server shows before that: the environment holds ``client.timeout.read`` to a quarter of
+  ``timeout.rollout``, so that silence leaves a failed request on the trace, and a request that has been in flight for
+  longer without one is being written. A policy must not escape its zero by writing or calling until the clock runs out.
 - *Context overflow* (400 or 413 in a server's words for it): the policy's length, scored 0, once it has written a
   message in this rollout; before that, the prompt alone does not fit: infrastructure.
 - *A refused or unsendable message*: upstream's loop dies of some tool calls, and servers answer 400, 413 or 422 to a
@@ -29,8 +30,6 @@ from gyms.verifiers.evidence import Trace, Transcript, disagreement, read_transc
 
 LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 """Stop conditions by which upstream ends a rollout that is over a budget."""
-IDLE_S = 10.0
-"""Longer than tools and loop need between two model requests, on a busy machine too."""
 REWARD = "strict"
 """Name of the only reward."""
 
@@ -98,7 +97,7 @@ def fault_of(trace: Trace) -> Finding | None:
     if stop in ("setup_timeout", "finalize_timeout", "scoring_timeout"):
         return _fault(Kind.TIMEOUT, "environment", stop)
     if stop == "agent_timeout":
-        return _time_out(trace, transcript, tools["served"])
+        return _time_out(trace, transcript, tools)
     error = _last_call_error(trace)
     if error and not _is_overflow(error):
         return _provider_fault(error)
@@ -167,17 +166,23 @@ def _failed(trace: Trace, error: Mapping[str, Any]) -> Finding:
     return _fault(Kind.SERVICE_ERROR, _PLACES.get(error["type"], "environment"), error["message"])
 
 
-def _time_out(trace: Trace, transcript: Transcript, served: Any) -> Finding | None:
-    if unserved(transcript, served):
-        return _fault(Kind.TIMEOUT, "tool server", "a well-formed call is unanswered")
+def _time_out(trace: Trace, transcript: Transcript, tools: Mapping[str, Any]) -> Finding | None:
+    """Return what stood still when the clock ran out, or None: the policy was at work."""
     calls = trace.get("calls", [])
     if calls and "error" in calls[-1]:
         return _provider_fault(calls[-1]["error"])
-    in_flight = trace["info"].get("requests", 0) > len(calls)
+    patience_s = trace["agent"]["config"]["client"]["timeout"]["read"]
     span = trace["timing"]["agent"]
-    idle_s = span["end"] - max([span["start"], *(call["time"]["end"] for call in calls)])
-    if not in_flight and idle_s > IDLE_S:
-        return _fault(Kind.TIMEOUT, "harness", f"nothing was in flight for {idle_s:.0f} s")
+    quiet_s = span["end"] - max(span["start"], tools["served_at"], *(call["time"]["end"] for call in calls))
+    if unserved(transcript, tools["served"]):
+        return _fault(Kind.TIMEOUT, "tool server", f"no answer for {quiet_s:.1f} s") if quiet_s > patience_s else None
+    if trace["info"].get("requests", 0) > len(calls):
+        written_s = span["end"] - trace["info"]["requested_at"]
+        if transcript.turns == 0 and written_s <= patience_s:
+            return _fault(Kind.TIMEOUT, "harness", f"the first request was made {written_s:.1f} s before the end")
+        return None
+    if transcript.turns == 0 or quiet_s > patience_s:
+        return _fault(Kind.TIMEOUT, "harness", f"no model request for {quiet_s:.1f} s")
     return None
 
 

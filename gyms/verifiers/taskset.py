@@ -7,6 +7,7 @@ in ``trace.info`` and raises if ``rules.fault_of`` finds the infrastructure at f
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -113,7 +114,9 @@ class GermanOrdersTask(vf.Task[GermanOrdersData, EpisodeState, vf.TaskConfig]):
     @vf.stop
     async def infrastructure(self, trace: vf.Trace) -> bool:
         """End the rollout before its next model request once the tool server has failed."""
+        # Upstream does not record a request that is still in flight when the clock runs out.
         trace.info["requests"] = trace.info.get("requests", 0) + 1
+        trace.info["requested_at"] = time.time()
         return bool(trace.state.faults)
 
     async def finalize(self, trace: vf.Trace) -> None:
@@ -122,7 +125,7 @@ class GermanOrdersTask(vf.Task[GermanOrdersData, EpisodeState, vf.TaskConfig]):
             # Nothing was run: ``vf-validate`` scores an untouched task.
             return
         state = trace.state.model_dump(mode="json")
-        trace.info["tools"] = {name: state[name] for name in ("core", "served", "faults")}
+        trace.info["tools"] = {name: state[name] for name in ("core", "served", "served_at", "faults")}
         record = trace.model_dump(mode="json", exclude_none=True)
         fault = fault_of(record)
         if fault:
@@ -141,7 +144,7 @@ class GermanOrdersTask(vf.Task[GermanOrdersData, EpisodeState, vf.TaskConfig]):
         """The core's milestones, for diagnosis."""
         return verdict_of(self._episode(trace)).parts
 
-    async def validate(self) -> bool:
+    async def validate(self, runtime: object) -> bool:
         """Valid iff the scripted oracle succeeds in the core."""
         tasks = GermanOrders()
         oracle = tasks.scripts(self.data.task_id)["oracle"]

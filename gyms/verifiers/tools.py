@@ -8,6 +8,7 @@ decorator would advertise another schema and drop, coerce or refuse arguments in
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class EpisodeState(vf.State):
     core: str = ""
     """sha256 of the task core that the tool server executes."""
     served: list[Served] = Field(default_factory=list)
+    served_at: float = 0.0
+    """When the last of them was shown, in seconds since the epoch, as upstream's own spans are."""
     faults: list[str] = Field(default_factory=list)
     """What failed inside the tool server. Nothing a model writes gets in here."""
     fault: str = ""
@@ -90,6 +93,7 @@ class GermanOrdersToolset(vf.Toolset[vf.SharedToolsetConfig, EpisodeState]):
             state.faults.append(f"{tool}: {type(error).__name__}: {error}"[:500])
             observation = Observation(UNAVAILABLE, is_error=True)
         state.served.append(Served(tool=tool, arguments=text, text=observation.text))
+        state.served_at = time.time()
         return CallToolResult(content=[TextContent(text=observation.text)], is_error=observation.is_error)
 
     async def observe(self, state: EpisodeState, call: Call) -> Observation:

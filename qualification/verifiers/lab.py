@@ -1,0 +1,262 @@
+"""The runs that the Verifiers checks look at, each played once per session and once per planted defect."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from shutil import copy2
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from gyms.base import Script, ToolCall
+from gyms.german.tasks import find_task
+from gyms.german_orders import GermanOrders
+from gyms.verifiers.launch import ENVIRONMENT
+from harness.files import ROOT
+from harness.process import Finished
+from harness.rollouts import Run as Rollouts
+from harness.rollouts import Verifiers
+from harness.run import Run
+from qualification.verifiers.model_server import Break, ModelServer, Reply, Says, says
+
+FIXTURE = ("--env.agent.harness.id", "fixture_harness")
+DOCUMENTED = (
+    "--env.agent.harness.id null --env.agent.runtime.type subprocess --env.agent.max-turns 6 "
+    "--env.agent.max-output-tokens 768 --env.agent.timeout.rollout 120 --model scripted "
+    "--client.base-url {url} --client.api-key-var LOCAL_MODEL_API_KEY -n 4"
+)
+"""The README's command for a real model, without the name of the environment."""
+
+MANY = tuple(f"v1/dev/7/{index}" for index in range(16))
+ONE = "v1/dev/0/0"
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def once(method: "Callable[Concatenate[Lab, Arguments], Result]") -> "Callable[Concatenate[Lab, Arguments], Result]":
+    """Remember a method's result by name, arguments and planted defect."""
+
+    @wraps(method)
+    def remembering(lab: "Lab", *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        key = (method.__name__, lab.defect, arguments)
+        if key not in lab.remembered:
+            lab.remembered[key] = method(lab, *arguments, **named)
+        return lab.remembered[key]
+
+    return remembering
+
+
+class Lab:
+    """Plays rollouts through upstream's commands, healthy or under ``defect``."""
+
+    def __init__(self, run: Run) -> None:
+        self.defect = ""
+        """Name of the planted defect; see ``qualification/broken/verifiers_environment.py``."""
+        self.orders = GermanOrders()
+        self.remembered: dict[Any, Any] = {}
+        self.stack = run.stack("verifiers")
+        self.subject = run.subject
+        self._run = run
+
+    @property
+    def verifiers(self) -> Verifiers:
+        """Upstream's commands on the staged copy, or on one with the defect before it on the path."""
+        folder = self._run.folder / self._run.mine("rollouts") / (self.defect or "healthy")
+        if not self.defect:
+            return Verifiers(self.stack, self.subject, self._run.owner, folder)
+        broken = folder / "broken"
+        broken.mkdir(parents=True, exist_ok=True)
+        copy2(ROOT / "qualification" / "broken" / "verifiers_environment.py", broken / f"{ENVIRONMENT}.py")
+        return Verifiers(
+            self.stack, self.subject, self._run.owner, folder, str(broken), {"GYMQUAL_DEFECT": self.defect}
+        )
+
+    # ---- scripted, direct --------------------------------------------------------------------------
+
+    @once
+    def fixture(self) -> Rollouts:
+        """Four tasks, twice each, played by the fixture's oracle: the README's command."""
+        return self.verifiers.evaluate("fixture", *FIXTURE, "-n", "4", "-r", "2")
+
+    @once
+    def validation(self) -> list[dict[str, Any]]:
+        """Upstream's own validation of four canary tasks: the rows of its results."""
+        run = ("--runtime.type", "subprocess", "--no-rich", "-o", str(self.verifiers.folder), "--run.name", "validate")
+        self.verifiers.command("vf-validate", ENVIRONMENT, "--taskset.pool", "canary", "-n", "4", *run)
+        lines = (self.verifiers.folder / "validate" / "results.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @once
+    def scripts(self) -> tuple[Rollouts, dict[str, Script]]:
+        """Sixteen interleaved tasks and every near miss of one, all at once; by task key what was played."""
+        played = {
+            task: self.orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(MANY)
+        }
+        named = self.orders.scripts(ONE)
+        scripts = [*named.values(), Script("extra text", named["oracle"].calls, f"Es sind {named['oracle'].answer}.")]
+        played |= {ONE if number == 1 else f"{ONE}#{number}": script for number, script in enumerate(scripts, 1)}
+        file = self.verifiers.folder / "scripts.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = [
+            {"task_id": key.partition("#")[0], "script": {"calls": _pairs(script.calls), "answer": script.answer}}
+            for key, script in played.items()
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self.verifiers.evaluate("scripts", *FIXTURE, "--env.taskset.rollouts", str(file)), played
+
+    # ---- against the scripted model server ---------------------------------------------------------
+
+    @once
+    def canaries(self) -> tuple[Rollouts, list[dict[str, Any]]]:
+        """Canary tasks, one that looks its record up and one that never does; with every request the model got."""
+        tasks = ("canary/dev/0/0", "canary/dev/0/1")
+        scripts = [self.orders.scripts(task) for task in tasks]
+        replies = self._replies(tasks, [says(scripts[0]["oracle"]), says(scripts[1]["guess"])])
+        with ModelServer(replies) as server:
+            run = self.verifiers.play("canaries", _plan([[{"task_id": task} for task in tasks]], server.url))
+        return run, server.requests
+
+    @once
+    def documented(self) -> tuple[Rollouts, list[dict[str, Any]]]:
+        """The README's command for a real model: solved, wrong, over its turns, over its tokens; with every request."""
+        tasks = [f"v1/dev/0/{index}" for index in range(4)]
+        scripts = [self.orders.scripts(task) for task in tasks]
+        look = scripts[2]["oracle"].calls[0]
+        long = [Says(calls=(scripts[3]["oracle"].calls[0],), tokens=400)]
+        replies = self._replies(
+            tasks, [says(scripts[0]["oracle"]), says(scripts[1]["wrong"]), [Says(calls=(look,))], long]
+        )
+        with ModelServer(replies) as server:
+            run = self.verifiers.evaluate("documented", *DOCUMENTED.format(url=server.url).split(), "-c", "2")
+        return run, server.requests
+
+    @once
+    def short_of_time(self) -> Rollouts:
+        """The same command with eight seconds a rollout: a model that never stops and one that never answers."""
+        tasks = [f"v1/dev/0/{index}" for index in range(2)]
+        with ModelServer(self._replies(tasks, [[Break.ENDLESS], [Break.HANG]])) as server:
+            command = DOCUMENTED.replace("120", "8").replace("-n 4", "-n 2").format(url=server.url)
+            return self.verifiers.evaluate("short-of-time", *command.split())
+
+    @once
+    def faults(self) -> tuple[Rollouts, dict[str, str]]:
+        """The fault matrix and its twins in one process; by name the task's key."""
+        rows: dict[str, dict[str, Any]] = {}
+        replies: dict[str, Sequence[Reply]] = {}
+        for number, (name, make) in enumerate(cases().items()):
+            task = f"v1/dev/6/{number}"
+            case_replies, row = make(self.orders.scripts(task))
+            replies |= self._replies([task], [case_replies])
+            rows[name] = {"task_id": task, **row}
+        last = [rows[name] for name in rows if rows[name].get("fault") == "tool_server_exits"]
+        first = [row for row in rows.values() if row not in last]
+        with ModelServer(replies) as server:
+            run = self.verifiers.play("faults", _plan([first, last], server.url))
+        return run, {name: row["task_id"] for name, row in rows.items()}
+
+    @staticmethod
+    def _replies(tasks: Sequence[str], replies: Sequence[Sequence[Reply]]) -> dict[str, Sequence[Reply]]:
+        return {find_task(task).record_id: each for task, each in zip(tasks, replies, strict=True)}
+
+    # ---- afterwards --------------------------------------------------------------------------------
+
+    @once
+    def dry_run(self) -> dict[str, Any]:
+        """What a bare ``vf-eval verifiers_environment`` would do: its resolved configuration."""
+        local = ("--dry-run", "--no-push", "--no-rich", "-o", str(self.verifiers.folder), "--run.name", "bare")
+        return Rollouts(self.verifiers.folder / "bare", self.verifiers.command("vf-eval", ENVIRONMENT, *local)).resolved
+
+    @once
+    def reread(self, run: Rollouts) -> Finished:
+        """Read a run by upstream's own models: ends with 0 if nothing of it is lost."""
+        return self.verifiers.command("-c", _REREAD, str(run.folder / "traces.jsonl"))
+
+
+def classified(folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run the classifier as a command, by this interpreter; return its exit code and its rows by task key."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "gyms.verifiers.classify", str(folder), "--json"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    rows = json.loads(ended.stdout)["rollouts"] if ended.stdout else []
+    return ended.returncode, {row["task"]: row for row in rows}
+
+
+Case = Callable[[Any], tuple[Sequence[Reply], dict[str, Any]]]
+
+
+def cases() -> dict[str, Case]:
+    """Return the fault matrix by name: what the model server says, and what else goes wrong.
+
+    ``first``: at the first request of a rollout, ``later``: at the second.
+    """
+    breaks = [each for each in Break if each is not Break.ENDLESS]
+    matrix: dict[str, Case] = {}
+    for each in breaks:
+        matrix[f"first {each}"] = lambda scripts, each=each: ([each], {})
+        matrix[f"later {each}"] = lambda scripts, each=each: ([says(scripts["oracle"])[0], each], {})
+    for fault in ("tool_raises", "tool_hangs", "setup_hangs", "scoring_hangs", "tool_server_exits"):
+        matrix[fault] = lambda scripts, fault=fault: (says(scripts["oracle"]), {"fault": fault})
+    matrix["refused"] = lambda scripts: (says(scripts["oracle"]), {"base_url": NOBODY})
+    for name, replies in _TWINS.items():
+        matrix[name] = lambda scripts, replies=replies: (replies(scripts), {})
+    return matrix
+
+
+NOBODY = "http://127.0.0.1:9/v1"
+"""The discard port: nothing listens there."""
+
+_TWINS: dict[str, Callable[[Any], Sequence[Reply]]] = {
+    "solved": lambda scripts: says(scripts["oracle"]),
+    "solved after malformed calls": lambda scripts: [*MALFORMED, *says(scripts["oracle"])],
+    "says nothing": lambda scripts: [Says("")],
+    "wrong number": lambda scripts: says(scripts["wrong"]),
+    "cut by its length": lambda scripts: [*says(scripts["oracle"])[:-1], Says("4", finish_reason="length")],
+    "refused after a malformed call": lambda scripts: [MALFORMED[0], Break.HTTP_400],
+    "nested too deeply": lambda scripts: [Says(calls=(ToolCall("lookup", "[" * 5000),)), *says(scripts["oracle"])],
+    "overflows its context": lambda scripts: [says(scripts["oracle"])[0], Break.OVERFLOW],
+    "never stops writing": lambda scripts: [says(scripts["oracle"])[0], Break.ENDLESS],
+    "never stops calling": lambda scripts: [says(scripts["oracle"])[0]],
+}
+MALFORMED = [
+    Says(calls=(ToolCall(tool, arguments),))
+    for tool, arguments in (
+        ("lookup", "{"),
+        ("lookup", '["L-1000"]'),
+        ("lookup", '{"id": "L-1000"}'),
+        ("lookup", '{"record_id": 1e999}'),
+        ("calculator", '{"expression": "9**9**9"}'),
+        ("nachschlagen", "{}"),
+    )
+]
+
+_REREAD = """
+import json, sys
+import verifiers.v1 as vf
+for line in open(sys.argv[1], encoding="utf-8"):
+    episode = vf.WireEpisode.model_validate_json(line)
+    if json.loads(episode.model_dump_json(exclude_none=True)) != json.loads(line):
+        sys.exit("upstream's own schema does not hold this line: " + line[:200])
+"""
+
+
+def _plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any]:
+    harness = {"id": "fixture_harness", "mode": "endpoint"}
+    limits = {"max_turns": 12, "timeout": {"setup": 4.0, "rollout": 16.0, "scoring": 2.0}}
+    return {
+        "env": {"agent": {"harness": harness, "runtime": {"type": "subprocess"}, **limits}},
+        "client": {"base_url": url, "api_key_var": "LOCAL_MODEL_API_KEY", "timeout": {"read": 2.0}},
+        "stages": stages,
+    }
+
+
+def _pairs(calls: Sequence[ToolCall]) -> list[list[str]]:
+    return [[call.tool, call.arguments] for call in calls]

@@ -69,12 +69,16 @@ def is_servable(call: Call) -> bool:
         return False
 
 
-def disagreement(transcript: Transcript, served: Sequence[Mapping[str, str]]) -> str | None:
-    """Return how what the model was shown differs from what the tool server showed, or None.
+def disagreement(task_id: str, transcript: Transcript, served: Sequence[Mapping[str, str]]) -> str | None:
+    """Return how what the model was shown differs from what was served, or that from the core's replay, or None.
 
-    Nothing a model writes makes the two differ: only a servable call has to have arrived.
+    Nothing a model writes makes them differ: only a servable call has to have arrived.
     """
     left = [each["text"] for each in served]
+    replayed = replay(find_task(task_id), [Call(each["tool"], each["arguments"]) for each in served], None)[0]
+    for text, observation in zip(left, replayed, strict=True):
+        if text != observation.text:
+            return f"the tool server showed {text[:80]!r}, the replay shows {observation.text[:80]!r}"
     for written in transcript.calls:
         if left and written.shown == left[0]:
             left.pop(0)

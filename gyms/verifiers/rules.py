@@ -17,9 +17,12 @@ else has no reward. What decides is on the trace, in this order:
   conversation that holds a malformed one. Such a failure right after a malformed message of the policy is the
   policy's, scored 0. Any other status, and any failure after a well-formed message, is infrastructure.
 - Limits (``max_turns`` and the token limits) and a final message cut by its length: budget, scored 0.
+- With upstream's train client: a sampled message without one log-probability per token, or with one above zero:
+  infrastructure. It would enter a trainer as an all-zero mask or as a wrong ratio.
 - No answered model request at all, a missing or foreign reward, any other error: infrastructure.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +33,8 @@ from gyms.verifiers.evidence import Trace, Transcript, disagreement, read_transc
 
 LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 """Stop conditions by which upstream ends a rollout that is over a budget."""
+ROUNDING = 1e-4
+"""What a log-probability of one may be above zero: it is the difference of two numbers near 50 in single precision."""
 REWARD = "strict"
 """Name of the only reward."""
 
@@ -103,8 +108,28 @@ def fault_of(trace: Trace) -> Finding | None:
         return _provider_fault(error)
     if transcript.turns == 0:
         return _fault(Kind.PROTOCOL, "model server" if error else "harness", "no model request was answered")
-    differs = disagreement(transcript, tools["served"])
+    lacking = lacking_tokens(trace)
+    if lacking:
+        return _fault(Kind.PROTOCOL, "model server", lacking)
+    differs = disagreement(trace["task"]["data"]["task_id"], transcript, tools["served"])
     return _fault(Kind.REPLAY_DISAGREEMENT, "tool server", differs) if differs else None
+
+
+def lacking_tokens(trace: Trace) -> str:
+    """Return what a trainer could not learn from in a rollout of upstream's train client, or an empty text.
+
+    Upstream refuses log-probabilities that are missing, too few or not finite, but takes positive ones.
+    """
+    if trace["agent"]["config"]["client"]["type"] != "train" or trace["info"].get("scripted"):
+        return ""
+    for node in trace["nodes"]:
+        if node["sampled"]:
+            sampled = sum(node["mask"])
+            if not sampled or len(node["logprobs"]) != sampled:
+                return f"{len(node['logprobs'])} log-probabilities of {sampled} sampled tokens"
+            if not all(-math.inf < logprob <= ROUNDING for logprob in node["logprobs"]):
+                return f"a log-probability of {max(node['logprobs'])} is no probability's logarithm"
+    return ""
 
 
 def budget_of(trace: Trace) -> str:

@@ -21,12 +21,16 @@ from gyms.german.tools import Call, Observation  # noqa: E402
 from gyms.verifiers import fixture, taskset  # noqa: E402
 from gyms.verifiers.evidence import episode_of, read_transcript, verdict_of  # noqa: E402
 from gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
+from gyms.verifiers.rules import budget_of  # noqa: E402
 from gyms.verifiers.taskset import GermanOrdersEnv, GermanOrdersTask, GermanOrdersTaskset  # noqa: E402
 from gyms.verifiers.tools import EpisodeState, GermanOrdersToolset  # noqa: E402
 
 __all__ = ["GermanOrdersEnv", "GermanOrdersTaskset"]
 
 DEFECT = os.environ["GYMQUAL_DEFECT"]
+
+# On record is the file that it stands in for, so that only the defect shows.
+loaded.record(loaded.PACKAGE.parent.parent / "verifiers" / "verifiers_environment.py")
 
 
 class BrokenToolset(GermanOrdersToolset):
@@ -81,7 +85,7 @@ if DEFECT == "guard_is_off":
         state = trace.state.model_dump(mode="json")
         trace.info["tools"] = {name: state[name] for name in ("core", "served", "served_at", "faults")}
         record = trace.model_dump(mode="json", exclude_none=True)
-        trace.info["episode"] = episode_of(self.data.task_id, read_transcript(record), truncated=False)
+        trace.info["episode"] = episode_of(self.data.task_id, read_transcript(record), bool(budget_of(record)))
 
     GermanOrdersTask.finalize = finalize
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from shutil import copy2
@@ -90,22 +90,28 @@ class Lab:
         return [json.loads(line) for line in lines]
 
     @once
-    def scripts(self) -> tuple[Rollouts, dict[str, Script]]:
-        """Sixteen interleaved tasks and every near miss of one, all at once; by task key what was played."""
-        played = {
+    def interleaved(self) -> tuple[Rollouts, dict[str, Script]]:
+        """Sixteen tasks at once, solved and failed in turn; by task key what was played."""
+        scripts = {
             task: self.orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(MANY)
         }
+        return self._scripted("interleaved", scripts), scripts
+
+    @once
+    def near_misses(self) -> tuple[Rollouts, dict[str, Script]]:
+        """Every scripted episode of one task; by task key what was played."""
         named = self.orders.scripts(ONE)
-        scripts = [*named.values(), Script("extra text", named["oracle"].calls, f"Es sind {named['oracle'].answer}.")]
-        played |= {ONE if number == 1 else f"{ONE}#{number}": script for number, script in enumerate(scripts, 1)}
-        file = self.verifiers.folder / "scripts.jsonl"
+        text = Script("extra text", named["oracle"].calls, f"Es sind {named['oracle'].answer}.")
+        numbered = enumerate([*named.values(), text], 1)
+        scripts = {ONE if number == 1 else f"{ONE}#{number}": script for number, script in numbered}
+        return self._scripted("near-misses", scripts), scripts
+
+    def _scripted(self, run: str, scripts: Mapping[str, Script]) -> Rollouts:
+        file = self.verifiers.folder / f"{run}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            {"task_id": key.partition("#")[0], "script": {"calls": _pairs(script.calls), "answer": script.answer}}
-            for key, script in played.items()
-        ]
+        rows = [{"task_id": key.partition("#")[0], "script": as_data(script)} for key, script in scripts.items()]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return self.verifiers.evaluate("scripts", *FIXTURE, "--env.taskset.rollouts", str(file)), played
+        return self.verifiers.evaluate(run, *FIXTURE, "--env.taskset.rollouts", str(file))
 
     # ---- against the scripted model server ---------------------------------------------------------
 
@@ -205,7 +211,7 @@ def cases() -> dict[str, Case]:
         matrix[f"later {each}"] = lambda scripts, each=each: ([says(scripts["oracle"])[0], each], {})
     for fault in ("tool_raises", "tool_hangs", "setup_hangs", "scoring_hangs", "tool_server_exits"):
         matrix[fault] = lambda scripts, fault=fault: (says(scripts["oracle"]), {"fault": fault})
-    matrix["refused"] = lambda scripts: (says(scripts["oracle"]), {"base_url": NOBODY})
+    matrix["refused"] = lambda scripts: (says(scripts["oracle"]), {"client": {"base_url": NOBODY}})
     for name, replies in _TWINS.items():
         matrix[name] = lambda scripts, replies=replies: (replies(scripts), {})
     return matrix
@@ -258,5 +264,6 @@ def _plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any
     }
 
 
-def _pairs(calls: Sequence[ToolCall]) -> list[list[str]]:
-    return [[call.tool, call.arguments] for call in calls]
+def as_data(script: Script) -> dict[str, Any]:
+    """Return a scripted episode as a row of the taskset holds it."""
+    return {"calls": [[call.tool, call.arguments] for call in script.calls], "answer": script.answer}

@@ -47,11 +47,10 @@ def test_the_fixture_plays_upstreams_whole_lifecycle(lab: Lab, run: Run, evidenc
 @check("VF-S-02", broken="the_number_alone_pays")
 def test_only_the_whole_right_path_is_paid(lab: Lab, evidence: Evidence) -> None:
     """A right number without the tools, with more text, or after a foreign record MUST be 0.0, and the rollout ok."""
-    played, scripts = lab.scripts()
-    tried = {key: script for key, script in scripts.items() if key.partition("#")[0] == ONE}
-    seen = {scripts[key].name: of_trace(played.traces[key]) for key in tried}
+    played, scripts = lab.near_misses()
+    seen = {script.name: of_trace(played.traces[key]) for key, script in scripts.items()}
     expected = {}
-    for script in tried.values():
+    for script in scripts.values():
         verdict = lab.orders.replay(ONE, script.calls, script.answer).verdict
         expected[script.name] = (True, verdict.reward, "model", verdict.outcome)
     evidence.measure(outcomes={name: list(each) for name, each in seen.items()})
@@ -67,7 +66,7 @@ def test_only_the_whole_right_path_is_paid(lab: Lab, evidence: Evidence) -> None
 @check("VF-S-03", broken="state_of_the_process")
 def test_sixteen_rollouts_on_one_tool_server_are_isolated(lab: Lab, evidence: Evidence) -> None:
     """Sixteen concurrent rollouts on the shared tool server MUST each see their own record and get their own reward."""
-    played, scripts = lab.scripts()
+    played, scripts = lab.interleaved()
     traces = {task: played.traces[task] for task in MANY}
     seen: dict[str, object] = {task: (*Seen.observations(trace), of_trace(trace)[1]) for task, trace in traces.items()}
     expected: dict[str, object] = {}
@@ -140,7 +139,7 @@ def test_the_documented_command_runs_a_real_models_rollouts(lab: Lab, evidence: 
         "keys and sessions": {(r["headers"]["authorization"], r["headers"]["session"] in sessions) for r in requests},
         "silence": {trace["agent"]["config"]["client"]["timeout"]["read"] for trace in traces.values()},
         "scripted": {bool(trace["info"].get("scripted")) for trace in traces.values()},
-        "short of time": {task: of_trace(trace) for task, trace in sorted(short.traces.items())},
+        "short of time": {task: of_trace(trace)[1:] for task, trace in sorted(short.traces.items())},
     }
     evidence.measure(cpu_limits=played.resolved["env"]["agent"]["timeout"]["rollout"], requests=len(requests))
     expected = {
@@ -158,8 +157,8 @@ def test_the_documented_command_runs_a_real_models_rollouts(lab: Lab, evidence: 
         "silence": {READ_S},
         "scripted": {False},
         "short of time": {
-            "v1/dev/0/0": (True, 0.0, "budget", "agent_timeout"),
-            "v1/dev/0/1": (False, None, "infrastructure", "timeout"),
+            "v1/dev/0/0": (0.0, "budget", "agent_timeout"),
+            "v1/dev/0/1": (None, "infrastructure", "timeout"),
         },
     }
     assert seen == expected, explain(

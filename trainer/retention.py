@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from trainer.policy import Policy, load_policy
+from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.statistics import wilson
 from trainer.transcripts import render_ids, token_id
 
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", default="mini", help="mini, mini4 or a directory (%(default)s)")
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
     parser.add_argument("--data", type=Path, metavar="FILE", help="TSV of question and integer answer")
     parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")

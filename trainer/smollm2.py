@@ -76,7 +76,6 @@ def _convert(source: Path, folder: Path) -> None:
     disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE)
     tokenizer.pad_token = PADDING
-    tokenizer.padding_side = "left"
     # The model's own template renders no tools. This one is prefix-preserving, adds no system message of its own,
     # and its markers are ordinary text, which this tokenizer has no tokens for.
     tokenizer.chat_template = qwen3_instruct_2507_chat_template

@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     both.add_argument("left", type=Path, metavar="A")
     both.add_argument("right", type=Path, metavar="B")
 
-    measure = command("bench", _bench, "measure speed, as ratios against upstream where there is one; exit 1 if a goal is missed")
+    measure = command(
+        "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
+    )
     measure.add_argument("subject", choices=list(BENCHES))
     return parser
 

@@ -270,7 +270,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist")
     parser.add_argument("--policy", choices=sorted(RECIPES), default="mini")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, metavar="N", help="of smollm2 (24); the others have fixed recipes")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"of smollm2 ({LoraRecipe().steps}); the others have fixed recipes"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.out.exists():

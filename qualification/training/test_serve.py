@@ -1,9 +1,11 @@
 """The policy server over its real socket: what it samples, what it says of it, and what it refuses."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +190,7 @@ def test_requests_at_once_are_answered_as_alone(client: httpx.Client) -> None:
 
 CHAT = {"model": "mini", "messages": [{"role": "user", "content": "Hallo"}]}
 IDS = {"token_ids": [5, 6]}
+IDS_OF_ONE = {**IDS, "sampling_params": {"max_tokens": 1}}
 REFUSED: dict[str, tuple[str, Any, int, str]] = {
     "no JSON": ("chat", "{", 400, "Invalid JSON"),
     "a list": ("chat", [], 400, "the body"),
@@ -233,20 +236,60 @@ def test_a_bad_request_is_refused_by_field(client: httpx.Client, name: str) -> N
     )
 
 
+def test_a_client_that_hangs_up_is_not_waited_for(client: httpx.Client) -> None:
+    """Replies that nobody reads any more MUST stop: twenty of them, minutes in all, delay the next by seconds."""
+    unread = {"model": "mini", "token_ids": [5], "sampling_params": {"temperature": 5.0, "max_tokens": 500}}
+
+    def hang_up(number: int) -> None:
+        # One may draw its end at once.
+        with suppress(httpx.ReadTimeout):
+            client.post("/inference/v1/generate", json=unread, timeout=0.5)
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(hang_up, range(20)))
+    try:
+        answered = client.post("/inference/v1/generate", json=IDS_OF_ONE, timeout=15).status_code
+    except httpx.ReadTimeout:
+        answered = None
+    assert answered == 200, explain(
+        subject="a short request after twenty long ones whose clients hung up",
+        expected=200,
+        got=answered or "nothing within 15 s",
+        cause="a reply is written to its end for nobody",
+    )
+
+
+def test_more_requests_than_can_wait_are_turned_away(mini: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request beyond the bound of those waiting MUST be refused at once with 503, on every route that samples."""
+    monkeypatch.setattr(serve, "MAX_PENDING", 0)
+    app = serve.PolicyServer(mini, "mini").app()
+
+    async def both() -> list[tuple[int, str]]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://policy") as inside:
+            answers = [await inside.post("/v1/chat/completions", json={**CHAT, "stream": True})]
+            answers.append(await inside.post("/inference/v1/generate", json=IDS_OF_ONE))
+        return [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+
+    seen = asyncio.run(both())
+    assert seen == [(503, "overloaded")] * 2, explain(
+        subject="status and code of a request that finds no room",
+        expected=[(503, "overloaded")] * 2,
+        got=seen,
+        cause="the queue has no bound, or a stream begins before it is looked at",
+    )
+
+
 def test_a_server_that_is_stopped_ends_cleanly(run: Run, tmp_path: Path) -> None:
     """SIGTERM with replies under way MUST end the server with 0, each reply whole or refused, without a traceback."""
     server = start_policy("mini4", run.owner, tmp_path, name="small")
-    body = {"model": "small", "token_ids": [5], "sampling_params": {"temperature": 5.0, "max_tokens": 500}}
+    body = {"model": "small", "token_ids": [5], "sampling_params": {"temperature": 5.0, "max_tokens": 500, "seed": 1}}
 
-    def post(seed: int) -> int:
-        asked = {**body, "sampling_params": {**body["sampling_params"], "seed": seed}}
-        return httpx.post(f"{server.url}/inference/v1/generate", json=asked, trust_env=False, timeout=60).status_code
-
-    with ThreadPoolExecutor(24) as pool:
-        answers = [pool.submit(post, seed) for seed in range(24)]
-        answers[0].result()
+    with ThreadPoolExecutor(24) as pool, httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
+        answers = [pool.submit(client.post, "/inference/v1/generate", json=body) for _ in range(24)]
+        # The rest is under way or waits by then.
+        wait(answers, return_when=FIRST_COMPLETED)
         server.stop()
-        codes = {answer.result() for answer in answers}
+        codes = {answer.result().status_code for answer in answers}
     seen = (server.exit_code, codes, "Traceback" in server.log.read_text())
     assert seen == (0, {200, 503}, False), explain(
         subject="exit code, answers and log of a server stopped at work",

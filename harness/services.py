@@ -1,7 +1,6 @@
-"""Starting a gym's real service from its stack and a staged subject, and the server of a policy."""
+"""Starting a gym's real service from its stack and a staged subject."""
 
 import secrets
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,8 @@ import httpx
 from gyms.base import GymIdentity, read_identity
 from gyms.nemo.launch import SECRET_HEADER, NemoSettings
 from harness.errors import ServerFailed
-from harness.files import ROOT
 from harness.process import Launch, Owner, Server, start_server
-from harness.stacks import Stack, cache_folder
+from harness.stacks import Stack
 from harness.stage import Subject
 
 
@@ -56,37 +54,6 @@ def start_trivial_nemo(stack: Stack, subject: Subject, owner: Owner, folder: Pat
     """Start upstream's base class with one trivial tool, the reference of benchmarks. Raises ServerFailed."""
     entry = subject.nemo_entry.parent / "tests" / "trivial_app.py"
     return _start(stack, subject, owner, folder, entry, "", None, {})
-
-
-def start_policy(
-    policy: str, owner: Owner, folder: Path, *, name: str | None = None, ports: Iterable[int] | None = None
-) -> Server:
-    """Start ``trainer.serve`` for a policy (a name or a directory), called ``name`` if given. Raises ServerFailed."""
-    # It runs in another folder, and under another home.
-    policy = str(Path(policy).resolve()) if Path(policy).is_dir() else policy
-    environment = {
-        "GYMQUAL_NONCE": owner.nonce,
-        "GYMQUAL_CACHE": str(cache_folder().parent),
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-    }
-    named = ("--name", name) if name else ()
-
-    def launch(port: int) -> Launch:
-        command = (sys.executable, "-P", "-m", "trainer.serve", "--policy", policy, "--port", str(port), *named)
-        return Launch(command, environment)
-
-    def identify(server: Server) -> tuple[str, int]:
-        try:
-            with httpx.Client(trust_env=False, timeout=30.0) as client:
-                process = client.get(f"{server.url}/v1/models").raise_for_status().json()["process"]
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise ServerFailed(
-                f"{server.name} listens but does not identify itself ({error!r}); its log ends:\n{server.log_tail()}"
-            ) from error
-        return process["nonce"], process["pid"]
-
-    return start_server("policy", launch, identify, owner=owner, folder=folder, ports=ports)
 
 
 def _start(

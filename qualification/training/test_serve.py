@@ -16,9 +16,9 @@ import torch
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.checks import explain
+from harness.policy_server import start_policy
 from harness.process import Server
 from harness.run import Run
-from harness.services import start_policy
 from trainer import serve
 from trainer.policy import Policy
 from trainer.transcripts import render_ids, tool_schemas

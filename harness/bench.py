@@ -5,12 +5,16 @@ met if the median ratio, over that A/A median, is within its bound.
 """
 
 import asyncio
+import json
 import secrets
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +25,8 @@ from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo import rows
 from gyms.nemo.client import NemoGym
+from harness.errors import HarnessError, NotTestable
+from harness.files import ROOT
 from harness.process import Owner, Server
 from harness.services import GymService, start_nemo, start_trivial_nemo
 from harness.stacks import find_stack
@@ -88,6 +94,27 @@ def bench_nemo(say: Say) -> list[Figure]:
         say(f"{CONCURRENT} sessions at once")
         figures.append(Figure(f"errors with {CONCURRENT} concurrent sessions", _concurrent_errors(served), 0, "errors"))
         return figures
+
+
+def bench_policy(say: Say) -> list[Figure]:
+    """Measure the embedded policy in a process of its own, since nothing here loads torch; raises HarnessError."""
+    if find_spec("torch") is None or find_spec("trl") is None:
+        raise NotTestable("measuring a policy needs torch and trl; run: make setup-train")
+    figures = []
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-m", "trainer.bench"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in map(json.loads, process.stdout):
+                if "say" in line:
+                    say(line["say"])
+                else:
+                    figures.append(Figure(**line))
+        if process.returncode:
+            errors.seek(0)
+            tail = "\n".join(errors.read().splitlines()[-12:])
+            raise HarnessError(f"trainer.bench ended with {process.returncode}:\n{tail}")
+    return figures
 
 
 @contextmanager

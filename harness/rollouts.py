@@ -41,7 +41,12 @@ class Verifiers:
             {**OFFLINE, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **self.variables},
         )
         label = "python" if options else name
-        return run_command(label, launch, owner=self.owner, folder=self.folder, limit_s=limit_s)
+        try:
+            return run_command(label, launch, owner=self.owner, folder=self.folder, limit_s=limit_s)
+        finally:
+            # Upstream links its latest log; what a run keeps are files, not names for them.
+            for link in self.folder.glob("*/logs/latest"):
+                link.unlink()
 
     def evaluate(self, run: str, *arguments: str, limit_s: float = LIMIT_S) -> "Run":
         """Run ``vf-eval`` on the environment, without upload; raises ServerFailed if it ends without rollouts."""
@@ -49,12 +54,12 @@ class Verifiers:
         ended = self.command("vf-eval", ENVIRONMENT, *arguments, *local, limit_s=limit_s)
         return Run(self.folder / run, ended)
 
-    def play(self, run: str, plan: Mapping[str, Any], limit_s: float = LIMIT_S) -> "Run":
+    def play(self, run: str, plan: Mapping[str, Any], *options: str, limit_s: float = LIMIT_S) -> "Run":
         """Play a plan (see ``gyms.verifiers.play``) in one process; raises ServerFailed if it could not be played."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{run}.plan.json"
         file.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
-        ended = self.command("-m", "gyms.verifiers.play", str(file), str(self.folder / run), limit_s=limit_s)
+        ended = self.command("-m", "gyms.verifiers.play", str(file), str(self.folder / run), *options, limit_s=limit_s)
         if ended.exit_code != 0:
             raise ServerFailed(f"play ended with {ended.exit_code}; its log ends:\n{ended.output[-2000:]}")
         return Run(self.folder / run, ended)
@@ -68,8 +73,8 @@ class Run:
     ended: Finished
 
     @property
-    def episodes(self) -> list[dict[str, Any]]:
-        """The saved episodes, in the order in which they ended; raises ServerFailed if there are none."""
+    def lines(self) -> list[str]:
+        """The saved episodes as lines, in the order in which they ended; raises ServerFailed if there are none."""
         file = self.folder / TRACES
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         if not lines:
@@ -77,7 +82,12 @@ class Run:
                 f"{self.ended.name} (exit code {self.ended.exit_code}) saved no rollout; "
                 f"its log ends:\n{self.ended.output[-2000:]}"
             )
-        return [json.loads(line) for line in lines]
+        return lines
+
+    @property
+    def episodes(self) -> list[dict[str, Any]]:
+        """The saved episodes."""
+        return [json.loads(line) for line in self.lines]
 
     @property
     def traces(self) -> dict[str, dict[str, Any]]:

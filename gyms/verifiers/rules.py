@@ -186,6 +186,9 @@ def _failed(trace: Trace, error: Mapping[str, Any]) -> Finding:
             return fault
     if provider:
         return _provider_fault(error)
+    call_error = _last_call_error(trace)
+    if error["type"] == "HarnessError" and call_error:
+        return _provider_fault(call_error)
     if error["type"] == "HarnessError" and transcript.last_turn and "Connect" in error["message"]:
         return _fault(Kind.UNREACHABLE, "tool server", error["message"])
     return _fault(Kind.SERVICE_ERROR, _PLACES.get(error["type"], "environment"), error["message"])
@@ -223,7 +226,9 @@ def _is_overflow(error: Mapping[str, Any]) -> bool:
 
 def _provider_fault(error: Mapping[str, Any]) -> Finding:
     kind = _STATUS.get(error.get("status_code", 0), Kind.PROTOCOL)
-    return _fault(kind, "model server", f"{error.get('status_code', error['type'])} {error['message']}")
+    # Upstream's client itself refuses what it cannot read or render.
+    where = "model server" if error["type"] == "ProviderError" else "model client"
+    return _fault(kind, where, f"{error.get('status_code', error['type'])} {error['message']}")
 
 
 def _fault(kind: Kind, where: str, detail: str) -> Finding:

@@ -13,12 +13,14 @@ from gyms import loaded
 loaded.install()
 
 import verifiers.v1 as vf  # noqa: E402
+from verifiers.v1.agent import Agents  # noqa: E402
+from verifiers.v1.serve import EnvServer  # noqa: E402
 from verifiers.v1.types import Response, TurnTokens  # noqa: E402
 
 from gyms.base import GymIdentity  # noqa: E402
 from gyms.german.tasks import find_task  # noqa: E402
 from gyms.german.tools import Call, Observation  # noqa: E402
-from gyms.verifiers import fixture, taskset  # noqa: E402
+from gyms.verifiers import fixture, rules, taskset  # noqa: E402
 from gyms.verifiers.evidence import episode_of, read_transcript, verdict_of  # noqa: E402
 from gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
 from gyms.verifiers.rules import budget_of  # noqa: E402
@@ -98,6 +100,45 @@ if DEFECT == "identity_is_a_constant":
         return replace(identity, sources=dict.fromkeys(identity.sources, "0" * 64))
 
     taskset.identify = constant
+
+if DEFECT == "mask_covers_the_observations":
+    # SkyRL #710: whole messages marked as sampled, so that a trainer learns to write what the tools answer.
+    finished = GermanOrdersTask.finalize
+
+    async def generous(self: GermanOrdersTask, trace: vf.Trace) -> None:
+        await finished(self, trace)
+        for node in trace.nodes:
+            if node.message.role == "tool":
+                node.mask = [True] * len(node.token_ids)
+
+    GermanOrdersTask.finalize = generous
+
+if DEFECT == "positive_logprobs_pass":
+    # Upstream by itself: probabilities in the place of their logarithms are taken for them.
+    rules.lacking_tokens = lambda trace: ""
+
+if DEFECT == "evidence_stays_in_the_state":
+    # Upstream saves no state: what is judged by it cannot be judged again.
+    async def strict(self: GermanOrdersTask, trace: vf.Trace) -> float:
+        calls = [[served.tool, served.arguments] for served in trace.state.served]
+        return verdict_of({**self._episode(trace), "calls": calls}).reward
+
+    GermanOrdersTask.strict = vf.reward(strict)
+
+if DEFECT == "the_server_picks_the_task":
+    # An environment server that counts on its own order instead of the task on the wire.
+    EnvServer._build_task = lambda self, data: next(iter(self.env.taskset))
+
+if DEFECT == "answers_are_cut":
+    # A server's or client's own small limit, 16 tokens in vLLM's completions once, that no caller had asked for.
+    bounded = GermanOrdersEnv.setup
+
+    async def setup(self: GermanOrdersEnv, agents: Agents) -> None:
+        await bounded(self, agents)
+        sampling = agents.agent.ctx.sampling.model_copy(update={"max_tokens": 2})
+        agents.agent.ctx = replace(agents.agent.ctx, sampling=sampling)
+
+    GermanOrdersEnv.setup = setup
 
 use_this_interpreter_for_the_chat_program()
 

@@ -6,13 +6,14 @@ import pytest
 
 from harness.plugin import Planted
 from harness.run import Run
+from qualification.broken import verifiers_rules
 from qualification.verifiers.lab import Lab
 
 
 @pytest.fixture(scope="session")
-def shared_lab(run: Run) -> Lab:
+def shared_lab(run: Run, pytestconfig: pytest.Config) -> Lab:
     """The lab of this session: a run that one check played is there for the next."""
-    return Lab(run)
+    return Lab(run, pytestconfig.option.inference_url)
 
 
 @pytest.fixture
@@ -22,9 +23,13 @@ def lab(shared_lab: Lab) -> Lab:
 
 
 @pytest.fixture(autouse=True)
-def defect(request: pytest.FixtureRequest, shared_lab: Lab) -> Iterator[Planted | None]:
-    """The defect planted for this test: another environment for every run that is played under it."""
+def defect(
+    request: pytest.FixtureRequest, shared_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Planted | None]:
+    """The defect planted for this test: another environment for every run that is played under it, or other rules."""
     planted: Planted | None = getattr(request, "param", None)
     shared_lab.defect = planted.defect if planted else ""
+    if shared_lab.defect in verifiers_rules.DEFECTS:
+        verifiers_rules.DEFECTS[shared_lab.defect](monkeypatch)
     yield planted
     shared_lab.defect = ""

@@ -1,6 +1,6 @@
 """What the Verifiers checks read off a trace, and what they expect."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -10,6 +10,7 @@ from gyms.german_orders import GermanOrders
 from gyms.verifiers.rules import classify
 from harness.rollouts import Run as Rollouts
 from qualification.verifiers.lab import classified
+from qualification.verifiers.token_tap import Exchange
 
 Trace = Mapping[str, Any]
 
@@ -153,3 +154,39 @@ FAULTS: dict[str, tuple[object, ...]] = {
     "never stops calling": _scored("max_turns", source="budget"),
 }
 """By case: source, kind, where, reward, and the reward that upstream keeps on the trace."""
+
+
+def account(branches: Sequence[Mapping[str, Any]], trace_id: str, exchanges: Sequence[Exchange]) -> dict[str, int]:
+    """Return how often a rollout's branch differs from what crossed the wire; all zero if it is exact.
+
+    ``unasked``: prompts that are not the ids before the sampled span; ``unsampled``: sampled spans of other ids;
+    ``unlikely``: other log-probabilities; ``unmasked``: masked ids that nobody sampled, or the other way round;
+    ``loss``: 1 if the negative log-likelihood over the mask is not the sum over what was sampled.
+    """
+    (branch,) = branches
+    ids, mask, logprobs = branch["ids"], branch["mask"], branch["logprobs"]
+    differing: dict[str, int] = dict.fromkeys(("unasked", "unsampled", "unlikely", "unmasked", "loss"), 0)
+    sampled_at: set[int] = set()
+    total = 0.0
+    for exchange in exchanges:
+        if exchange.session != trace_id:
+            continue
+        asked = exchange.asked["token_ids"]
+        choice = exchange.answered["choices"][0]
+        span = range(len(asked), len(asked) + len(choice["token_ids"]))
+        served = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        differing["unasked"] += ids[: len(asked)] != asked
+        differing["unsampled"] += ids[span.start : span.stop] != choice["token_ids"]
+        differing["unlikely"] += not all(
+            abs(mine - theirs) <= WRITTEN for mine, theirs in zip(logprobs[span.start : span.stop], served, strict=True)
+        )
+        sampled_at |= set(span)
+        total += sum(served)
+    differing["unmasked"] = sum((position in sampled_at) != marked for position, marked in enumerate(mask))
+    loss = sum(logprob for logprob, marked in zip(logprobs, mask, strict=True) if marked)
+    differing["loss"] = int(abs(loss - total) > WRITTEN * len(ids))
+    return differing
+
+
+WRITTEN = 1e-4
+"""Precision that upstream writes log-probabilities with."""

@@ -5,21 +5,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from shutil import copy2
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import httpx
 
 from gyms.base import Script, ToolCall
 from gyms.german.tasks import find_task
 from gyms.german_orders import GermanOrders
 from gyms.verifiers.launch import ENVIRONMENT
 from harness.files import ROOT
-from harness.process import Finished
+from harness.policy_server import start_policy
+from harness.process import Finished, Server
 from harness.rollouts import Run as Rollouts
 from harness.rollouts import Verifiers
 from harness.run import Run
 from qualification.verifiers.model_server import Break, ModelServer, Reply, Says, says
+from qualification.verifiers.token_tap import Exchange, Spoil, TokenTap
 
 FIXTURE = ("--env.agent.harness.id", "fixture_harness")
 DOCUMENTED = (
@@ -52,7 +56,7 @@ def once(method: "Callable[Concatenate[Lab, Arguments], Result]") -> "Callable[C
 class Lab:
     """Plays rollouts through upstream's commands, healthy or under ``defect``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, inference_url: str | None = None) -> None:
         self.defect = ""
         """Name of the planted defect; see ``qualification/broken/verifiers_environment.py``."""
         self.orders = GermanOrders()
@@ -60,6 +64,7 @@ class Lab:
         self.stack = run.stack("verifiers")
         self.subject = run.subject
         self._run = run
+        self._inference_url = inference_url
 
     @property
     def verifiers(self) -> Verifiers:
@@ -167,6 +172,43 @@ class Lab:
     def _replies(tasks: Sequence[str], replies: Sequence[Sequence[Reply]]) -> dict[str, Sequence[Reply]]:
         return {find_task(task).record_id: each for task, each in zip(tasks, replies, strict=True)}
 
+    # ---- against a real model ----------------------------------------------------------------------
+
+    @cached_property
+    def policy(self) -> Server:
+        """The embedded policy behind its own server."""
+        return start_policy("mini", self._run.owner, self._run.folder / self._run.mine("policy"))
+
+    @once
+    def tokens(self) -> tuple[Rollouts, list[Exchange]]:
+        """Eight sampled rollouts, token in, token out; with every exchange on the wire."""
+        rows = [{"task_id": f"v1/dev/0/{index}"} for index in range(8)]
+        with TokenTap(self.policy.url) as tap:
+            return self.verifiers.play("tokens", _token_plan([rows], tap.url)), tap.exchanges
+
+    @once
+    def spoilt(self) -> dict[str, dict[str, Any]]:
+        """One rollout for each way log-probabilities can be wrong, a healthy one, and renderers that do not fit."""
+        renderers = {"no renderer": None, "a model's own": {"name": "gpt-oss"}}
+        spoilt = [{"task_id": f"v1/dev/1/{index}"} for index, _ in enumerate(SPOILS)]
+        others = [
+            {"task_id": f"v1/dev/2/{index}", "client": {"renderer": each}}
+            for index, each in enumerate(renderers.values())
+        ]
+        with TokenTap(self.policy.url, tuple(SPOILS.values())) as tap:
+            run = self.verifiers.play("spoilt", _token_plan([spoilt, others], tap.url))
+        names = dict(zip(tap.sessions, SPOILS, strict=False))
+        keys = {row["task_id"]: name for row, name in zip(others, renderers, strict=True)}
+        return {names.get(trace["id"]) or keys[key]: trace for key, trace in run.traces.items()}
+
+    @once
+    def real(self) -> Rollouts:
+        """The README's command for a real model, against the one that was named, or the embedded policy."""
+        url = self._inference_url or f"{self.policy.url}/v1"
+        model = httpx.get(f"{url}/models", trust_env=False, timeout=30).raise_for_status().json()["data"][0]["id"]
+        command = DOCUMENTED.replace("--model scripted", f"--model {model}").format(url=url)
+        return self.verifiers.evaluate("real", *command.split(), "-c", "2", limit_s=600)
+
     # ---- afterwards --------------------------------------------------------------------------------
 
     @once
@@ -174,6 +216,46 @@ class Lab:
         """What a bare ``vf-eval verifiers_environment`` would do: its resolved configuration."""
         local = ("--dry-run", "--no-push", "--no-rich", "-o", str(self.verifiers.folder), "--run.name", "bare")
         return Rollouts(self.verifiers.folder / "bare", self.verifiers.command("vf-eval", ENVIRONMENT, *local)).resolved
+
+    @once
+    def branches(self, run: Rollouts) -> dict[str, list[dict[str, Any]]]:
+        """What a trainer reads of every rollout by upstream's own model: ids, mask and log-probabilities by branch."""
+        printed = self.verifiers.command("-c", _BRANCHES, str(run.folder / "traces.jsonl")).output
+        return {each["trace"]: each["branches"] for each in map(json.loads, printed.splitlines())}
+
+    @once
+    def replayed(self, run: Rollouts) -> Rollouts:
+        """A run scored again by ``vf-replay``."""
+        folder = run.folder.with_name(f"{run.folder.name}-replayed")
+        return Rollouts(folder, self.verifiers.command("vf-replay", str(run.folder), "--no-rich", "-o", str(folder)))
+
+    @once
+    def resumed(self) -> tuple[list[str], list[str]]:
+        """A run of three rollouts, one of them without a reward, and what ``--resume`` makes of it: the saved lines."""
+        rows = [
+            {"task_id": "v1/dev/3/0"},
+            {"task_id": "v1/dev/3/1", "script": as_data(self.orders.scripts("v1/dev/3/1")["wrong"])},
+            {"task_id": "v1/dev/3/2", "fault": "scoring_hangs"},
+        ]
+        file = self.verifiers.folder / "resumed.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        short = ("--env.agent.timeout.scoring", "1")
+        run = self.verifiers.evaluate("resumed", *FIXTURE, *short, "--env.taskset.rollouts", str(file))
+        first = run.lines
+        self.verifiers.command("vf-eval", "@", str(run.folder / "configs/resolved/eval.json"), "--resume")
+        return first, run.lines
+
+    @once
+    def served(self) -> tuple[Rollouts, Rollouts]:
+        """Four scripted rollouts in process, and the same through upstream's environment server and its client."""
+        tasks = ("v1/dev/4/0", "v1/dev/4/1", "v1/dev/4/2", "v1/dev/4/3")
+        names = ("oracle", "wrong", "guess", "malformed")
+        scripts = [as_data(self.orders.scripts(task)[name]) for task, name in zip(tasks, names, strict=True)]
+        rows = [{"task_id": task, "script": script} for task, script in zip(tasks, scripts, strict=True)]
+        agent = {"harness": {"id": "fixture_harness"}, "runtime": {"type": "subprocess"}}
+        plan = {"env": {"agent": agent}, "stages": [rows]}
+        return self.verifiers.play("in-process", plan), self.verifiers.play("served", plan, "--served")
 
     @once
     def reread(self, run: Rollouts) -> Finished:
@@ -244,6 +326,14 @@ MALFORMED = [
     )
 ]
 
+_BRANCHES = """
+import json, sys
+import verifiers.v1 as vf
+for line in open(sys.argv[1], encoding="utf-8"):
+    for trace in vf.WireEpisode.model_validate_json(line).traces:
+        branches = [{"ids": b.token_ids, "mask": b.sampled_mask, "logprobs": b.logprobs} for b in trace.branches]
+        print(json.dumps({"trace": trace.id, "branches": branches}))
+"""
 _REREAD = """
 import json, sys
 import verifiers.v1 as vf
@@ -262,6 +352,34 @@ def _plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any
         "client": {"base_url": url, "api_key_var": "LOCAL_MODEL_API_KEY", "timeout": {"read": 2.0}},
         "stages": stages,
     }
+
+
+MINI = ROOT / "trainer" / "policies" / "mini"
+
+
+def _token_plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any]:
+    plan = _plan(stages, url)
+    # No renderer of upstream's is mini's: its own template is, with Qwen3's tool calls.
+    renderer = {"name": "default", "tool_parser": "qwen3"}
+    train = {"type": "train", "renderer": renderer, "renderer_model_name": str(MINI), "timeout": {"read": 30.0}}
+    plan["env"]["agent"]["timeout"] = {"rollout": 120.0}
+    sampling = {"max_tokens": 64, "temperature": 1.0, "seed": 7}
+    return {**plan, "client": {**plan["client"], **train}, "model": "mini", "sampling": sampling}
+
+
+def _first(choice: dict[str, Any], **changed: Any) -> None:
+    choice["logprobs"]["content"][0].update(changed)
+
+
+SPOILS: dict[str, Spoil | None] = {
+    "healthy": None,
+    "missing": lambda choice: choice.pop("logprobs"),
+    "short": lambda choice: choice["logprobs"]["content"].pop(),
+    "NaN": lambda choice: _first(choice, logprob=float("nan")),
+    "positive": lambda choice: _first(choice, logprob=0.4),
+    "of another token": lambda choice: _first(choice, token="token_id:1"),
+}
+"""What becomes of the log-probabilities that a server returns."""
 
 
 def as_data(script: Script) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Every scripted episode and misbehaviour once, driven by whatever carries it: raw wire, client or core."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -102,6 +103,16 @@ def fault_of(attempt: Callable[[], Result]) -> tuple[str | None, Result | None]:
         return str(error.kind), None
     except Exception as error:
         return type(error).__name__, None
+
+
+def wait_for(reached: Callable[[], bool], limit_s: float) -> bool:
+    """Return whether it was reached within the limit; asks ten times a second."""
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 async def async_fault_of(attempt: Awaitable[object]) -> str | None:

@@ -27,7 +27,6 @@ from harness.faults import Fault, FaultProxy
 from harness.files import ROOT
 from harness.run import Run
 from harness.services import GymService
-from harness.stage import stage
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
 from qualification.scenarios import (
@@ -40,6 +39,7 @@ from qualification.scenarios import (
     right_answer,
     right_path,
 )
+from qualification.subjects import edited_subject
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -159,9 +159,7 @@ def test_a_changed_source_is_refused(serve: Serve, connect: Connect, run: Run, e
     at_open, mid_episode = connect(first), connect(first)
     session = mid_episode.open(TASK)
     other = replace(first.identity, core="0" * 64)
-    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
-    with (edited.python_path / "gyms/german/verifier.py").open("a") as file:
-        file.write("# changed\n")
+    edited = edited_subject(run, "gyms/german/verifier.py")
     first.server.stop()
     serve(edited, ports=[first.server.port], secret=first.secret)
     kinds = {

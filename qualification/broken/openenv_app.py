@@ -41,7 +41,7 @@ class BrokenEnvironment(OrdersEnvironment):
         assert isinstance(self._service, BrokenService)
         return self._service.defect
 
-    def reset(self, seed: Any = None, **fields: Any) -> OrdersObservation:
+    def reset(self, seed: Any = None, **fields: Any) -> OrdersObservation:  # type: ignore[override]
         assert isinstance(self._service, BrokenService)
         # resets_leak: the episode before stays referenced, with whatever it held.
         if self._defect == "resets_leak" and self._episode is not None:

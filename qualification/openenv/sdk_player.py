@@ -12,7 +12,8 @@ from openenv.core.generic_client import GenericEnvClient
 
 async def main(url: str) -> None:
     client = GenericEnvClient(base_url=url, message_timeout_s=20)
-    for line in iter(sys.stdin.readline, ""):
+    # In a thread, so that the client sees meanwhile what becomes of its socket.
+    while line := await asyncio.to_thread(sys.stdin.readline):
         command = json.loads(line)
         try:
             if command["do"] == "reset":

@@ -339,8 +339,9 @@ def test_episodes_repeat_over_reset_and_restart(
     """The same calls MUST give the same bytes after a reset, in a new session and in servers of other hash seeds."""
     # Python draws a fresh hash seed for every process, and no server is given one.
     others = [serve() for _ in range(2)]
-    for other in others if defect else ():
-        Wire(other).bridge("defect", name=defect.defect)
+    if defect:
+        for other in others:
+            Wire(other).bridge("defect", name=defect.defect)
     session = wire.socket()
     told = {
         "reset": [_transcript(session, orders), _transcript(session, orders)],

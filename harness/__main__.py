@@ -8,20 +8,27 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from gyms.launch import DEFAULT_CAPACITY
+from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
 from harness import __version__, bench, manifest, stacks
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
 from harness.process import Owner, require_free
-from harness.services import start_nemo
+from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
 
 BENCHES: dict[str, Callable[[bench.Say], list[bench.Figure]]] = {"nemo": bench.bench_nemo}
+
+SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
+    "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),
+    "openenv": lambda o: (start_openenv, {"capacity": o.capacity}),
+}
+"""How each gym that has a service is started from the options of ``serve``."""
 
 _console = Console(highlight=False, soft_wrap=True)
 
@@ -53,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="default: all")
 
     serve = command("serve", _serve, "start a gym's service by hand; Ctrl-C ends it")
-    serve.add_argument("gym", choices=list(stacks.STACKS))
+    serve.add_argument("gym", choices=list(SERVED))
     serve.add_argument("--port", type=int, required=True, help="loopback port")
     serve.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY, help="open sessions at most (%(default)s)")
     serve.add_argument(
@@ -61,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=DEFAULT_SESSION_TTL_S,
         metavar="SECONDS",
-        help="a session without a call for so long is abandoned (%(default)s)",
+        help="nemo: a session without a call for so long is abandoned (%(default)s)",
     )
 
     verify = command("verify", _verify, "recompute everything a run directory claims, offline")
@@ -101,19 +108,19 @@ def _serve(options: argparse.Namespace) -> int:
     # Both end it like Ctrl-C, so that the server is stopped and the folder removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    secret_file = stacks.cache_folder().parent / "serve" / f"{options.port}.secret"
+    secret_file = stacks.secret_file(options.port)
     owner = Owner()
     try:
         with tempfile.TemporaryDirectory(prefix="gymqual-serve-") as folder:
-            served = start_nemo(
+            start, settings = SERVED[options.gym](options)
+            served = start(
                 stack,
                 stage(Path(folder) / "subject"),
                 owner,
                 Path(folder) / "server",
-                secret=os.environ.get("GYMQUAL_BRIDGE_SECRET"),
+                secret=os.environ.get(SECRET_VARIABLE),
                 ports=[options.port],
-                capacity=options.capacity,
-                session_ttl_s=options.session_ttl,
+                **settings,
             )
             write_atomically(secret_file, served.secret.encode(), mode=0o600)
             identity = served.identity

@@ -111,6 +111,11 @@ def cache_folder() -> Path:
     return cache.resolve() / "stacks"
 
 
+def secret_file(port: int) -> Path:
+    """Return where ``harness serve`` leaves the bridge secret of the service on a port."""
+    return cache_folder().parent / "serve" / f"{port}.secret"
+
+
 def find_stack(name: str) -> Stack:
     """Return the built stack of a gym without building anything; raises NotTestable with the fix."""
     spec = STACKS[name]

@@ -1,8 +1,11 @@
 """Defects of a gym's client: each a small patch, each what a real bridge got wrong."""
 
+import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -173,6 +176,38 @@ def _raise(fault: InfrastructureError) -> None:
     raise fault
 
 
+def calls_of_a_turn_change_places(patch: pytest.MonkeyPatch) -> None:
+    """TRL runs synchronous tools first and appends asynchronous ones: the order of a turn is not the model's."""
+
+    async def call(self: ClientSession, tool: str, arguments: str) -> Observation:
+        if tool == "lookup":
+            await asyncio.sleep(0.01)
+        return await _call(self, tool, arguments)
+
+    patch.setattr(ClientSession, "call", call)
+
+
+def arguments_are_written_anew(patch: pytest.MonkeyPatch) -> None:
+    """What can be decoded is encoded again: duplicate keys, NaN and forms of escape are gone."""
+
+    async def call(self: ClientSession, tool: str, arguments: str) -> Observation:
+        with suppress(ValueError, RecursionError):
+            arguments = json.dumps(json.loads(arguments))
+        return await _call(self, tool, arguments)
+
+    patch.setattr(ClientSession, "call", call)
+
+
+def numbers_are_normalised(patch: pytest.MonkeyPatch) -> None:
+    """The answer is stripped and its thousands points are taken out, to be kind."""
+
+    async def verify(self: ClientSession, answer: str | None, truncated: bool = False) -> Verdict:
+        kind = answer and re.sub(r"(?<=\d)\.(?=\d{3}\b)", "", answer.strip())
+        return await _verify(self, kind, truncated)
+
+    patch.setattr(ClientSession, "verify", verify)
+
+
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     defect.__name__: defect
     for defect in (
@@ -188,6 +223,9 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         capacity_sticks,
         rollouts_leave_their_socket,
         verification_is_public,
+        calls_of_a_turn_change_places,
+        arguments_are_written_anew,
+        numbers_are_normalised,
         a_lost_bridge_is_an_observation,
         a_new_client_inherits_the_fault,
     )

@@ -14,7 +14,10 @@ from rich.console import Console
 
 from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
-from harness import __version__, bench, manifest, stacks
+from harness import __version__, manifest, stacks
+from harness.bench import Figure, Say
+from harness.bench_nemo import bench_nemo
+from harness.bench_openenv import bench_openenv
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
@@ -22,7 +25,7 @@ from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
 
-BENCHES: dict[str, Callable[[bench.Say], list[bench.Figure]]] = {"nemo": bench.bench_nemo}
+BENCHES: dict[str, Callable[[Say], list[Figure]]] = {"nemo": bench_nemo, "openenv": bench_openenv}
 
 SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
     "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),

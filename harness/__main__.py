@@ -18,6 +18,7 @@ from harness import __version__, manifest, stacks
 from harness.bench import Figure, Say
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
+from harness.bench_policy import bench_policy
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
@@ -25,7 +26,11 @@ from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
 
-BENCHES: dict[str, Callable[[Say], list[Figure]]] = {"nemo": bench_nemo, "openenv": bench_openenv}
+BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
+    "nemo": bench_nemo,
+    "openenv": bench_openenv,
+    "policy": bench_policy,
+}
 
 SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
     "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),
@@ -81,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     both.add_argument("left", type=Path, metavar="A")
     both.add_argument("right", type=Path, metavar="B")
 
-    measure = command("bench", _bench, "measure speed as ratios against upstream; exit 1 if a goal is missed")
+    measure = command(
+        "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
+    )
     measure.add_argument("subject", choices=list(BENCHES))
     return parser
 

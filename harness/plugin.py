@@ -10,6 +10,7 @@ from gyms import loaded
 # record as the bytes that were compiled, not as what the files hold at the end of the run.
 loaded.install()
 
+import os
 import re
 import signal
 import sys
@@ -38,6 +39,7 @@ MARKERS = {
     "self_test": "the suite examined with broken subjects",
     "upstream": "driven by the frameworks' own tools",
     "optional": "documented, optional",
+    "needs_data(variable)": "needs the data that an environment variable names; left out without it, unless named",
     "slow": "over 20 seconds and not one of the documented, counted checks",
 }
 
@@ -67,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gymqual", "qualification of RL agent gyms")
     group.addoption(
         "--gym", action="append", default=[], metavar="NAME", help=f"only checks of this gym: {_gym_names()} (repeat)"
+    )
+    group.addoption(
+        "--policy",
+        default="mini",
+        metavar="NAME",
+        help="policy of the checks that train: mini, mini4, smollm2 or a directory (%(default)s)",
     )
     group.addoption("--reports", metavar="DIR", help="folder that run directories are made in")
     group.addoption(
@@ -145,8 +153,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gym = _gym_of(item)
         unwanted_gym = bool(config.option.gym) and gym not in gyms
         unasked_gpu = item.get_closest_marker("gpu_qualification") is not None and not _names_gpu(config, item)
+        unasked_data = _lacks_data(config, item)
         unbroken = config.option.broken and _planted(item) is None
-        (dropped if unwanted_gym or unasked_gpu or unbroken else kept).append(item)
+        (dropped if unwanted_gym or unasked_gpu or unasked_data or unbroken else kept).append(item)
     for item in kept:
         if config.option.broken:
             item.add_marker("self_test")
@@ -195,8 +204,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _names_gpu(config: pytest.Config, item: pytest.Item) -> bool:
-    named = any("::" in argument and item.nodeid.startswith(argument) for argument in config.args)
-    return "gpu_qualification" in config.option.markexpr or named
+    return "gpu_qualification" in config.option.markexpr or _is_named(config, item)
+
+
+def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
+    _, _, name = item.nodeid.partition("::")
+    for argument in config.args:
+        file, colons, start = argument.partition("::")
+        # Written as a user may: from another folder, or as an absolute path.
+        if colons and (config.invocation_params.dir / file).resolve() == item.path and name.startswith(start):
+            return True
+    return False
+
+
+def _lacks_data(config: pytest.Config, item: pytest.Item) -> bool:
+    """Return whether a check's data is missing and nobody asked for it; if asked, it fails as not testable."""
+    marker = item.get_closest_marker("needs_data")
+    if marker is None or os.environ.get(marker.args[0]):
+        return False
+    # GYMQUAL_MGSM is asked for by -k mgsm.
+    word = marker.args[0].removeprefix("GYMQUAL_").lower()
+    asked = "needs_data" in config.option.markexpr or word in config.option.keyword.lower()
+    return not asked and not _is_named(config, item)
 
 
 def _check_of(function: Any) -> Check | None:

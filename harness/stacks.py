@@ -230,7 +230,7 @@ def _named_interpreter(spec: StackSpec) -> tuple[str, Version] | None:
         raise HarnessError(f"{spec.variable}={path} is not a CPython interpreter; name one >= {_dotted(spec.floor)}")
     if version < spec.lowest:
         raise HarnessError(
-            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.lowest)} or newer"
+            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.floor)} or newer"
         )
     return str(Path(which(path) or path).resolve()), version
 

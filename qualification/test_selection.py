@@ -105,6 +105,45 @@ def test_fewer_checks_than_registered_are_no_qualification(tmp_path: Path) -> No
     )
 
 
+NEEDS_DATA = """
+import pytest
+
+@pytest.mark.needs_data("GYMQUAL_DEMO")
+def test_demo_data():
+    pass
+
+def test_without_data():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "arguments", "environment", "collected"),
+    [
+        ("test_demo.py", (), {}, 1),
+        ("test_demo.py", (), {"GYMQUAL_DEMO": "/somewhere"}, 2),
+        ("test_demo.py", ("-k", "demo_data"), {}, 1),
+        ("test_demo.py", ("-m", "needs_data"), {}, 1),
+        ("test_demo.py::test_demo_data", (), {}, 1),
+        ("test_demo.py", ("-k", "other"), {}, 0),
+    ],
+)
+def test_a_check_without_its_data_is_left_out_unless_named(
+    tmp_path: Path, where: str, arguments: tuple[str, ...], environment: dict[str, str], collected: int
+) -> None:
+    """A check whose data variable is not set MUST be deselected, but selected where it is asked for by name."""
+    (tmp_path / "test_demo.py").write_text(NEEDS_DATA)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["harness.plugin"]\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    listed = run_pytest("--collect-only", "--rootdir", tmp_path, tmp_path / where, *arguments, **environment).stdout
+    assert listed.count("test_demo.py::") == collected, explain(
+        subject=f"checks collected of {where} with {arguments} and {environment}",
+        expected=collected,
+        got=listed,
+        cause="the mark is not looked at, or a name is not taken for a wish",
+    )
+
+
 @pytest.mark.gym("nemo")
 def test_a_stack_of_another_lock_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A complete stack that was built from another lock MUST count as not set up."""

@@ -30,7 +30,7 @@ from gyms.local import LocalGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from trainer.opening import GYMS, opened_gym
-from trainer.policy import Policy, load_policy
+from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.rollout import EvaluationGym, Rollout, Sampling, play
 from trainer.statistics import paired, wilson
 
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", default="mini", help="mini, mini4 or a directory (%(default)s)")
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
     parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev")
     parser.add_argument("--consume-test", action="store_true", help="allow --split test; recorded in the result")

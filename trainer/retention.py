@@ -9,7 +9,8 @@ Two measures over a TSV of question and integer answer (MGSM: 250 problems a lan
 - teacher-forced negative log-likelihood per token of question and gold answer, which moves where the accuracy
   of a small model is 0.
 
-Without ``--data`` the file is taken from ``GYMQUAL_MGSM``; ``--probe`` uses 40 problems of our own.
+Without ``--data`` the file is ``mgsm_LANGUAGE.tsv`` in the folder that ``GYMQUAL_MGSM`` names; ``--probe`` uses 40
+problems of our own.
 """
 
 import argparse
@@ -28,11 +29,12 @@ from torch.nn import functional
 
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from trainer.policy import Policy, load_policy
+from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.statistics import wilson
 from trainer.transcripts import render_ids, token_id
 
 PROBE = Path(__file__).parent / "policies" / "probe_de.tsv"
+LANGUAGES = ("de", "en")
 BATCH = 25
 """Problems together; a remainder gives a smaller batch."""
 MAX_NEW_TOKENS = 64
@@ -147,16 +149,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", default="mini", help="mini, mini4 or a directory (%(default)s)")
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
     parser.add_argument("--data", type=Path, metavar="FILE", help="TSV of question and integer answer")
+    parser.add_argument("--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (%(default)s)")
     parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     try:
         torch.set_num_threads(1)
-        path = _data(options.data, options.probe)
+        path = _data(options.data, options.probe, options.language)
         problems, policy = read_problems(path), load_policy(options.policy, options.adapter)
         with console.status("") as status:
             exact, nll, tokens = assess(policy, problems, status.update)
@@ -187,15 +190,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _data(named: Path | None, probe: bool) -> Path:
+def _data(named: Path | None, probe: bool, language: str) -> Path:
     if probe and named is not None:
         raise HarnessError("--probe and --data exclude each other; leave one out")
     if probe:
         return PROBE
-    path = named or (Path(os.environ["GYMQUAL_MGSM"]) if os.environ.get("GYMQUAL_MGSM") else None)
-    if path is None:
-        raise HarnessError("no problems: name a file with --data or GYMQUAL_MGSM, or use --probe")
-    return path
+    if named is not None:
+        return named
+    folder = os.environ.get("GYMQUAL_MGSM")
+    if not folder:
+        raise HarnessError("no problems: name a file with --data, a folder with GYMQUAL_MGSM, or use --probe")
+    return Path(folder) / f"mgsm_{language}.tsv"
 
 
 if __name__ == "__main__":

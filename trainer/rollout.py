@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
 from gyms.base import Observation, TaskSet, ToolCall, Verdict
-from trainer.transcripts import call_of, render_ids, token_id
+from trainer.transcripts import call_of, render_ids, token_id, tool_schemas
 
 MAX_NEW_TOKENS = 64
 """Sampled tokens a turn at most."""
@@ -100,8 +100,7 @@ def play(
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, tasks: TaskSet, task_id: str) -> list[int]:
-    tools = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tasks.tools]
-    return render_ids(tokenizer, tasks.prompt(task_id), tools=tools, add_generation_prompt=True)
+    return render_ids(tokenizer, tasks.prompt(task_id), tools=tool_schemas(tasks), add_generation_prompt=True)
 
 
 def _generate(

@@ -73,6 +73,34 @@ def encode(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[list[Mess
     return [Tokens(ids, mask) for ids, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)]
 
 
+def encode_turns(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Message] = ()
+) -> Tokens:
+    """Tokenise one conversation with any prefix-preserving template, marked or not.
+
+    An assistant's span is what its message adds to the prompt that it would be sampled from, so that the ids
+    trained are ids that can be sampled. Raises ValueError if a span's ids depend on what follows it.
+    """
+    whole = render_ids(tokenizer, messages, tools=list(tools) or None)
+    mask = [0] * len(whole)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = render_ids(tokenizer, messages[:index], tools=list(tools) or None, add_generation_prompt=True)
+        turn = render_ids(tokenizer, messages[: index + 1], tools=list(tools) or None)
+        # What follows the end of turn is framing, which the next prompt brings.
+        end = len(turn) - turn[::-1].index(token_id(tokenizer.eos_token_id))
+        if turn[: len(prompt)] != prompt or whole[:end] != turn[:end]:
+            raise ValueError(f"the chat template renders message {index} otherwise in another context")
+        mask[len(prompt) : end] = [1] * (end - len(prompt))
+    return Tokens(whole, mask)
+
+
+def tool_schemas(tasks: TaskSet) -> list[Message]:
+    """Return a task set's tools as chat templates take them."""
+    return [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tasks.tools]
+
+
 def call_of(tool_call: Message) -> ToolCall:
     """Return a parsed tool call in the contract's terms: arguments as JSON text."""
     function = tool_call.get("function", tool_call)

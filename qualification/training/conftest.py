@@ -55,6 +55,12 @@ def mini() -> "Policy":
     return load_policy("mini")
 
 
+@pytest.fixture(scope="session")
+def policy_name(request: pytest.FixtureRequest) -> str:
+    """The policy that training checks train, from ``--policy``."""
+    return request.config.option.policy
+
+
 @pytest.fixture(autouse=True)
 def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Planted | None:
     """The defect planted for this test: a patch of the policy code."""

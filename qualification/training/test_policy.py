@@ -1,6 +1,7 @@
 """The embedded policy: it is what its card says, learns only what it should, and is measured without error."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -141,6 +142,19 @@ def test_the_retention_probe_repeats(mini: Policy, evidence: Evidence) -> None:
     )
 
 
+def test_spans_need_no_marks_in_the_template(mini: Policy) -> None:
+    """Spans found by what each message adds MUST be those that the template itself marks."""
+    conversations = [transcripts.teacher_messages(GermanOrders(), f"v1/sft/0/{index}") for index in range(20)]
+    marked = transcripts.encode(mini.tokenizer, conversations)
+    found = [transcripts.encode_turns(mini.tokenizer, conversation) for conversation in conversations]
+    assert found == marked, explain(
+        subject="ids and masks of twenty transcripts, marked and found",
+        expected=marked[0],
+        got=found[0],
+        cause="a span begins or ends at another place than the prompt's end and the end of turn",
+    )
+
+
 def test_the_suffix_of_a_tool_answer_is_framing_and_text_alone(mini: Policy) -> None:
     """Between two turns a context MUST grow by the template's framing and the observation, nothing rendered again."""
     suffix = rollout.tool_suffix(mini.tokenizer, [{"role": "tool", "name": "lookup", "content": '{"stück":7}'}])
@@ -155,7 +169,24 @@ def test_the_suffix_of_a_tool_answer_is_framing_and_text_alone(mini: Policy) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_rebuilt_policy_is_the_same_to_the_byte(tmp_path) -> None:
+def test_a_rebuilt_mini_behaves_like_the_card(tmp_path: Path) -> None:
+    """A build of ``mini`` from the card's seed MUST succeed like the card, within four standard errors."""
+    assert sft.main(["--policy", "mini", "--out", str(tmp_path / "mini")]) == 0
+    rebuilt = load_policy(str(tmp_path / "mini"))
+    card = figures("mini").temperature_1.success
+    measured = evaluate(rebuilt, LocalGym(GermanOrders()), TASKS, Sampling(seed=3), lambda text: None).success
+    error = (card * (1 - card) / EPISODES) ** 0.5
+    assert abs(measured - card) <= 4 * error, explain(
+        subject=f"strict success of mini built again, at {EPISODES} tasks",
+        expected=f"{card} within {4 * error:.3f}",
+        got=measured,
+        cause="the recipe, the teachers or a library is not what built the committed weights",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rebuilt_policy_is_the_same_to_the_byte(tmp_path: Path) -> None:
     """Two builds of ``mini4`` from one seed MUST give the committed files."""
     assert sft.main(["--policy", "mini4", "--out", str(tmp_path / "mini4")]) == 0
     built = load_policy(str(tmp_path / "mini4")).identity

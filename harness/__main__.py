@@ -8,20 +8,35 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from gyms.launch import DEFAULT_CAPACITY
+from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
-from harness import __version__, bench, manifest, stacks
+from harness import __version__, manifest, stacks
+from harness.bench import Figure, Say
+from harness.bench_nemo import bench_nemo
+from harness.bench_openenv import bench_openenv
+from harness.bench_policy import bench_policy
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
 from harness.process import Owner, require_free
-from harness.services import start_nemo
+from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
 
-BENCHES: dict[str, Callable[[bench.Say], list[bench.Figure]]] = {"nemo": bench.bench_nemo, "policy": bench.bench_policy}
+BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
+    "nemo": bench_nemo,
+    "openenv": bench_openenv,
+    "policy": bench_policy,
+}
+
+SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
+    "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),
+    "openenv": lambda o: (start_openenv, {"capacity": o.capacity}),
+}
+"""How each gym that has a service is started from the options of ``serve``."""
 
 _console = Console(highlight=False, soft_wrap=True)
 
@@ -53,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="default: all")
 
     serve = command("serve", _serve, "start a gym's service by hand; Ctrl-C ends it")
-    serve.add_argument("gym", choices=list(stacks.STACKS))
+    serve.add_argument("gym", choices=list(SERVED))
     serve.add_argument("--port", type=int, required=True, help="loopback port")
     serve.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY, help="open sessions at most (%(default)s)")
     serve.add_argument(
@@ -61,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=DEFAULT_SESSION_TTL_S,
         metavar="SECONDS",
-        help="a session without a call for so long is abandoned (%(default)s)",
+        help="nemo: a session without a call for so long is abandoned (%(default)s)",
     )
 
     verify = command("verify", _verify, "recompute everything a run directory claims, offline")
@@ -103,19 +118,19 @@ def _serve(options: argparse.Namespace) -> int:
     # Both end it like Ctrl-C, so that the server is stopped and the folder removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    secret_file = stacks.cache_folder().parent / "serve" / f"{options.port}.secret"
+    secret_file = stacks.secret_file(options.port)
     owner = Owner()
     try:
         with tempfile.TemporaryDirectory(prefix="gymqual-serve-") as folder:
-            served = start_nemo(
+            start, settings = SERVED[options.gym](options)
+            served = start(
                 stack,
                 stage(Path(folder) / "subject"),
                 owner,
                 Path(folder) / "server",
-                secret=os.environ.get("GYMQUAL_BRIDGE_SECRET"),
+                secret=os.environ.get(SECRET_VARIABLE),
                 ports=[options.port],
-                capacity=options.capacity,
-                session_ttl_s=options.session_ttl,
+                **settings,
             )
             write_atomically(secret_file, served.secret.encode(), mode=0o600)
             identity = served.identity

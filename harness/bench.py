@@ -4,41 +4,20 @@ Blocks of subject and reference alternate, and the same run measures the referen
 met if the median ratio, over that A/A median, is within its bound.
 """
 
-import asyncio
-import json
-import secrets
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import httpx
-
-from gyms.blocking import BlockingGym
-from gyms.german_orders import GermanOrders
-from gyms.nemo import rows
-from gyms.nemo.client import NemoGym
-from harness.errors import HarnessError, NotTestable
-from harness.files import ROOT
 from harness.process import Owner, Server
-from harness.services import GymService, start_nemo, start_trivial_nemo
-from harness.stacks import find_stack
-from harness.stage import stage
 
 CALLS_PER_BLOCK = 300
 CALLS_PER_SESSION = 50
 ROUNDS = 9
 WARM_UP_SESSIONS = 200
 SESSIONS = 2000
-CONCURRENT = 256
-TASK = "v1/dev/0/0"
 
 Say = Callable[[str], None]
 
@@ -69,208 +48,34 @@ def paired(subject: Callable[[], float], reference: Callable[[], float], rounds:
     return median(ratios), median(controls)
 
 
-def bench_nemo(say: Say) -> list[Figure]:
-    """Measure the NeMo server against upstream's trivial one; raises HarnessError."""
-    stack = find_stack("nemo")
-    with _folder() as folder, _owner() as owner:
-        subject = stage(folder / "subject")
-        say("starting the German server and upstream's trivial one")
-        served = start_nemo(stack, subject, owner, folder / "german")
-        start_cpu_s = served.server.cpu_s()
-        trivial = start_trivial_nemo(stack, subject, owner, folder / "trivial")
-        figures = [Figure("start to healthy", start_cpu_s, 3.0, "CPU-s")]
-        # On the fresh server: later blocks would have grown it already.
-        say(f"{SESSIONS} sessions one after another, after {WARM_UP_SESSIONS} of warm-up")
-        figures += _growth(served)
-        for name, calls in (("native", _native_block), ("bridge", _bridge_block)):
-            say(f"{ROUNDS} interleaved pairs of {CALLS_PER_BLOCK} tool calls, {name} route")
-            ratio, control = paired(lambda calls=calls: calls(served), lambda: _trivial_block(trivial))
-            note = f"raw {ratio:.3f}, A/A {control:.3f}"
-            figures.append(Figure(f"server CPU per call over upstream, {name}", ratio / control, 1.15, "x", note))
-        say(f"{ROUNDS} interleaved pairs of {CALLS_PER_SESSION} calls, client and bare HTTP loop")
-        ratio, control = _client_wall(served)
-        note = f"raw {ratio:.3f}, A/A {control:.3f}"
-        figures.append(Figure("client wall per call over a bare HTTP loop", ratio / control, 1.3, "x", note))
-        say(f"{CONCURRENT} sessions at once")
-        figures.append(Figure(f"errors with {CONCURRENT} concurrent sessions", _concurrent_errors(served), 0, "errors"))
-        return figures
+def paired_figure(
+    name: str, subject: Callable[[], float], reference: Callable[[], float], bound: float, rounds: int = ROUNDS
+) -> Figure:
+    """Measure a ratio over interleaved blocks, free of what the reference differs from itself."""
+    ratio, control = paired(subject, reference, rounds)
+    return Figure(name, ratio / control, bound, "x", f"raw {ratio:.3f}, A/A {control:.3f}")
 
 
-def bench_policy(say: Say) -> list[Figure]:
-    """Measure the embedded policy in a process of its own, since nothing here loads torch; raises HarnessError."""
-    if find_spec("torch") is None or find_spec("trl") is None:
-        raise NotTestable("measuring a policy needs torch and trl; run: make setup-train")
-    figures = []
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-m", "trainer.bench"]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-            assert process.stdout is not None
-            for line in map(json.loads, process.stdout):
-                if "say" in line:
-                    say(line["say"])
-                else:
-                    figures.append(Figure(**line))
-        if process.returncode:
-            errors.seek(0)
-            tail = "\n".join(errors.read().splitlines()[-12:])
-            raise HarnessError(f"trainer.bench ended with {process.returncode}:\n{tail}")
-    return figures
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gymqual-bench-") as name:
-        yield Path(name)
-
-
-@contextmanager
-def _owner() -> Iterator[Owner]:
-    owner = Owner()
-    try:
-        yield owner
-    finally:
-        owner.close()
-
-
-def _client(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, trust_env=False, timeout=30.0)
-
-
-def _cpu_per_call(server: Server, posts: Iterable[tuple[httpx.Client, str, dict[str, Any], dict[str, str]]]) -> float:
-    """Return the server's CPU seconds per post; the posts themselves are prepared before."""
-    prepared = list(posts)
-    before = server.cpu_s()
-    for client, path, body, headers in prepared:
-        client.post(path, json=body, headers=headers).raise_for_status()
-    return (server.cpu_s() - before) / len(prepared)
-
-
-def _trivial_block(server: Server) -> float:
-    with _client(server) as client:
-        client.post("/seed_session", json={}).raise_for_status()
-        body = {"expression": "12*8-3"}
-        return _cpu_per_call(server, [(client, "/echo", body, {})] * CALLS_PER_BLOCK)
-
-
-def _native_block(served: GymService) -> float:
-    with _client(served.server) as client:
-        posts, seeds = [], []
-        for _ in range(CALLS_PER_BLOCK // CALLS_PER_SESSION):
-            seeds.append(rows.typed_seed(TASK, served.identity.core, secrets.token_hex(16)))
-            answer = client.post("/seed_session", json=seeds[-1]).raise_for_status()
-            cookie = answer.headers["set-cookie"].partition(";")[0]
-            client.cookies.clear()
-            posts += [(client, "/calculator", {"expression": "12*8-3"}, {"cookie": cookie})] * CALLS_PER_SESSION
-        cpu = _cpu_per_call(served.server, posts)
-        for seed in seeds:
-            closed = {key: seed[key] for key in ("resources_session_id", "episode_id")}
-            client.post("/close_session", json=closed).raise_for_status()
-    return cpu
-
-
-def _bridge_block(served: GymService) -> float:
-    with _client(served.server) as client:
-        posts = []
-        sessions = [_open(client, served) for _ in range(CALLS_PER_BLOCK // CALLS_PER_SESSION)]
-        for session in sessions:
-            for number in range(CALLS_PER_SESSION):
-                call = {"session_id": session, "call_id": str(number), "tool": "calculator"}
-                body = {**call, "arguments": '{"expression":"12*8-3"}'}
-                posts.append((client, "/bridge/call", body, served.bridge_headers))
-        cpu = _cpu_per_call(served.server, posts)
-        for session in sessions:
-            _post(client, served, "close", session_id=session)
-    return cpu
-
-
-def _client_wall(served: GymService) -> tuple[float, float]:
-    """Return (client over bare loop, bare loop over itself) in wall time per call."""
-    arguments = '{"expression":"12*8-3"}'
-    gym = BlockingGym(NemoGym(served.server.url, served.secret, GermanOrders(), blocking=True))
-    bare = _client(served.server)
-
-    def through_client() -> float:
-        with gym.open(TASK) as session:
-            started = time.perf_counter()
-            for _ in range(CALLS_PER_SESSION):
-                session.call("calculator", arguments)
-            return time.perf_counter() - started
-
-    def through_bare_loop() -> float:
-        session = _open(bare, served)
-        call = {"session_id": session, "tool": "calculator", "arguments": arguments}
-        started = time.perf_counter()
-        for number in range(CALLS_PER_SESSION):
-            _post(bare, served, "call", call_id=str(number), **call)
-        seconds = time.perf_counter() - started
-        _post(bare, served, "close", session_id=session)
-        return seconds
-
-    with gym, bare:
-        # Wall time is noisier than CPU time, and a block is short: more of them.
-        return paired(through_client, through_bare_loop, rounds=5 * ROUNDS)
-
-
-def _post(client: httpx.Client, served: GymService, route: str, **body: Any) -> Any:
-    return client.post(f"/bridge/{route}", json=body, headers=served.bridge_headers).raise_for_status().json()
-
-
-def _open(client: httpx.Client, served: GymService) -> str:
-    session = secrets.token_hex(16)
-    _post(client, served, "open", session_id=session, task_id=TASK, identity=served.identity.digest)
-    return session
-
-
-def _growth(served: GymService) -> list[Figure]:
-    script = GermanOrders().scripts(TASK)["oracle"]
-
-    def play(client: httpx.Client, episodes: int) -> None:
-        for _ in range(episodes):
-            session = _open(client, served)
-            for number, call in enumerate(script.calls):
-                body = {"call_id": str(number), "tool": call.tool, "arguments": call.arguments}
-                _post(client, served, "call", session_id=session, **body)
-            _post(client, served, "verify", session_id=session, answer=script.answer)
-            _post(client, served, "close", session_id=session)
-
-    with _client(served.server) as client:
-        play(client, WARM_UP_SESSIONS)
-        rss, descriptors = served.server.rss_bytes(), served.server.descriptors()
-        play(client, SESSIONS)
-        grown_mb = (served.server.rss_bytes() - rss) / 2**20
-        opened = served.server.descriptors() - descriptors
+def growth_figures(server: Server, sessions: Callable[[int], None]) -> list[Figure]:
+    """Let a fresh server carry many sessions after a warm-up, and measure what it keeps of them."""
+    sessions(WARM_UP_SESSIONS)
+    rss, descriptors = server.rss_bytes(), server.descriptors()
+    sessions(SESSIONS)
+    grown_mb = (server.rss_bytes() - rss) / 2**20
     return [
         Figure(f"resident memory grown over {SESSIONS} sessions", grown_mb, 32.0, "MB"),
-        Figure(f"descriptors grown over {SESSIONS} sessions", abs(opened), 0, "descriptors"),
+        Figure(
+            f"descriptors grown over {SESSIONS} sessions", abs(server.descriptors() - descriptors), 0, "descriptors"
+        ),
     ]
 
 
-def _concurrent_errors(served: GymService) -> int:
-    script = GermanOrders().scripts(TASK)["oracle"]
-
-    async def episode(client: httpx.AsyncClient) -> float:
-        session = secrets.token_hex(16)
-
-        async def post(route: str, **body: Any) -> Any:
-            answer = await client.post(
-                f"/bridge/{route}", json={"session_id": session, **body}, headers=served.bridge_headers
-            )
-            return answer.raise_for_status().json()
-
-        await post("open", task_id=TASK, identity=served.identity.digest)
-        await everyone_open.wait()
-        for number, call in enumerate(script.calls):
-            await post("call", call_id=str(number), tool=call.tool, arguments=call.arguments)
-        verdict = await post("verify", answer=script.answer)
-        await post("close")
-        return verdict["reward"]
-
-    async def all_at_once() -> list[float | BaseException]:
-        limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=CONCURRENT)
-        async with httpx.AsyncClient(
-            base_url=served.server.url, trust_env=False, timeout=60.0, limits=limits
-        ) as client:
-            return await asyncio.gather(*(episode(client) for _ in range(CONCURRENT)), return_exceptions=True)
-
-    everyone_open = asyncio.Barrier(CONCURRENT)
-    return sum(1 for reward in asyncio.run(all_at_once()) if reward != 1.0)
+@contextmanager
+def owned() -> Iterator[tuple[Path, Owner]]:
+    """A folder and an owner of servers, both gone at the end."""
+    owner = Owner()
+    try:
+        with tempfile.TemporaryDirectory(prefix="gymqual-bench-") as folder:
+            yield Path(folder), owner
+    finally:
+        owner.close()

@@ -47,6 +47,8 @@ class FaultProxy:
         self.fault = Fault.NONE
         self.requests = 0
         """Requests that were delivered to the server."""
+        self.answered: list[bytes] = []
+        """What the server sent, connection by connection, before any fault: the wire's own log."""
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
@@ -110,7 +112,10 @@ class FaultProxy:
             await server.drain()
 
     async def _forward_answers(self, server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(self.answered)
+        self.answered.append(b"")
         while data := await server.read(_CHUNK):
+            self.answered[number] += data
             if self.fault is Fault.STALL:
                 continue
             if self.fault is Fault.RESET:

@@ -160,9 +160,9 @@ def decide(
     """Return the verdict: every registered check of every selected gym has a record, and every record passed."""
     records = list(checks)
     reasons = [f"{record.id} {record.outcome.replace('_', ' ')}" for record in records if record.outcome != "passed"]
-    ran = {record.id for record in records}
+    ran = {(record.gym, record.id) for record in records}
     for gym, ids in sorted(registered.items()):
-        missing = sorted(set(ids) - ran)
+        missing = sorted(id for id in set(ids) if (gym, id) not in ran)
         if missing:
             reasons.append(f"{gym}: no record of {', '.join(missing)}")
     if not registered and mode == "qualification":

@@ -414,14 +414,26 @@ class Recorder:
         if written is None:
             return
         terminalreporter.section("documented checks")
+        gyms = {check: {record.gym for record in written.checks if record.id == check} for check in _ids(written)}
+        width = max((len(_case(record, gyms)) for record in written.checks), default=0)
         for record in written.checks:
             defect = f"  {record.defect}" if record.defect else ""
-            terminalreporter.line(f"{record.id:<12} {_WORDS[record.outcome]:<13}{record.duration_s:>8.2f} s{defect}")
+            case = _case(record, gyms).ljust(width)
+            terminalreporter.line(f"{case} {_WORDS[record.outcome]:<13}{record.duration_s:>8.2f} s{defect}")
         for deviation in written.deviations:
             terminalreporter.line(f"deviation: {deviation}")
         colour = {"green": written.verdict.qualified, "red": bool(written.registered and written.verdict.reasons)}
         terminalreporter.line(_verdict_line(written), **colour)
         terminalreporter.line(f"manifest: {self._run.folder / manifest.MANIFEST}")
+
+
+def _ids(written: manifest.RunManifest) -> set[str]:
+    return {record.id for record in written.checks}
+
+
+def _case(record: manifest.CheckRecord, gyms: dict[str, set[str | None]]) -> str:
+    """Return a check's id, with its gym where the same check examines several."""
+    return f"{record.id} {record.gym}" if len(gyms[record.id]) > 1 else record.id
 
 
 _WORDS = {"passed": "passed", "failed": "FAILED", "not_testable": "NOT TESTABLE"}
@@ -436,7 +448,7 @@ def _verdict_line(written: manifest.RunManifest) -> str:
         )
     if not written.registered:
         return "no gym was examined, so nothing is qualified"
-    ran = len({record.id for record in written.checks if record.gym})
+    ran = len({(record.id, record.gym) for record in written.checks if record.gym})
     gyms = ", ".join(sorted(written.registered))
     if verdict.qualified:
         return f"QUALIFIED: {gyms}, {ran} checks passed"

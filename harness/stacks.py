@@ -119,6 +119,11 @@ def cache_folder() -> Path:
     return cache.resolve() / "stacks"
 
 
+def secret_file(port: int) -> Path:
+    """Return where ``harness serve`` leaves the bridge secret of the service on a port."""
+    return cache_folder().parent / "serve" / f"{port}.secret"
+
+
 def find_stack(name: str) -> Stack:
     """Return the built stack of a gym without building anything; raises NotTestable with the fix."""
     spec = STACKS[name]
@@ -233,7 +238,7 @@ def _named_interpreter(spec: StackSpec) -> tuple[str, Version] | None:
         raise HarnessError(f"{spec.variable}={path} is not a CPython interpreter; name one >= {_dotted(spec.floor)}")
     if version < spec.lowest:
         raise HarnessError(
-            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.lowest)} or newer"
+            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.floor)} or newer"
         )
     return str(Path(which(path) or path).resolve()), version
 

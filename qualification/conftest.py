@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gyms.german_orders import GermanOrders
 from harness import manifest
 from harness.plugin import Planted
 from qualification.broken import german
@@ -21,6 +22,12 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     if planted is not None:
         german.DEFECTS[planted.defect](monkeypatch)
     return planted
+
+
+@pytest.fixture
+def orders() -> GermanOrders:
+    """The task set, replayed in this process."""
+    return GermanOrders()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """Every scripted episode and misbehaviour once, driven by whatever carries it: raw wire, client or core."""
 
+import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from gyms.base import Gym, InfrastructureError, Replay, Script, TaskSet, ToolCall
+from gyms.base import Gym, InfrastructureError, Replay, Script, TaskSet, ToolCall, Verdict
 from gyms.blocking import BlockingGym
+from gyms.german_orders import GermanOrders
 
 Result = TypeVar("Result")
 
@@ -104,6 +107,16 @@ def fault_of(attempt: Callable[[], Result]) -> tuple[str | None, Result | None]:
         return type(error).__name__, None
 
 
+def wait_for(reached: Callable[[], bool], limit_s: float) -> bool:
+    """Return whether it was reached within the limit; asks ten times a second."""
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 async def async_fault_of(attempt: Awaitable[object]) -> str | None:
     """Return the kind of the infrastructure error that an attempt ends with, the name of any other, or None."""
     try:
@@ -113,3 +126,30 @@ async def async_fault_of(attempt: Awaitable[object]) -> str | None:
     except Exception as error:
         return type(error).__name__
     return None
+
+
+def told(verdict: Verdict) -> tuple[object, ...]:
+    """Return what a verdict says, without what a gym may leave out."""
+    return verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts)
+
+
+def raise_inside(gym: BlockingGym, task_id: str) -> None:
+    """Let the trainer fail while it holds a session."""
+    with gym.open(task_id):
+        raise ValueError("the trainer failed")
+
+
+class DisagreeingVerdict(GermanOrders):
+    """A replay that pays half: the gym's verdict and the replay's must not both be believed."""
+
+    def replay(self, *arguments: Any, **named: Any) -> Replay:
+        told = super().replay(*arguments, **named)
+        return replace(told, verdict=replace(told.verdict, reward=0.5))
+
+
+class DisagreeingObservation(GermanOrders):
+    """A replay that shows another record than the gym did."""
+
+    def replay(self, *arguments: Any, **named: Any) -> Replay:
+        told = super().replay(*arguments, **named)
+        return replace(told, observations=tuple(replace(seen, text=seen.text + " ") for seen in told.observations))

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from gyms.base import InfrastructureError
+from gyms.german_orders import GermanOrders
+from gyms.launch import SECRET_VARIABLE
 from harness import stacks
 from harness.checks import explain
 from harness.errors import HarnessError, NotTestable
 from harness.files import ROOT
+from harness.run import Run
+from harness.services import start_nemo, start_openenv
+from harness.stacks import find_stack
 from qualification.commands import run_harness, run_pytest
+from trainer.opening import opened_gym
 
 pytestmark = pytest.mark.self_test
 
@@ -41,7 +48,7 @@ def _assert_refused(ran: "subprocess.CompletedProcess[str]", *named: str, code: 
 
 def test_an_unknown_gym_is_refused_by_pytest() -> None:
     """``--gym`` with an unknown name MUST say which there are."""
-    _assert_refused(run_pytest("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, all", code=4)
+    _assert_refused(run_pytest("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, openenv, all", code=4)
 
 
 def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:
@@ -134,4 +141,35 @@ def test_an_interrupted_setup_counts_as_none(
         expected="a half-built folder, an exit code that is not 0, no traceback",
         got=(half_built, setup.returncode, said[-800:]),
         cause="the marker of a complete stack is not written last",
+    )
+
+
+@pytest.mark.parametrize("path", ["/nowhere/python", "/bin/ls"])
+def test_a_wrong_interpreter_of_the_bridge_is_refused(path: str) -> None:
+    """``GYMQUAL_OPENENV_PYTHON`` that is missing or no CPython MUST be refused by name."""
+    ran = run_harness("setup", "openenv", GYMQUAL_OPENENV_PYTHON=path)
+    _assert_refused(ran, f"GYMQUAL_OPENENV_PYTHON={path}", "3.13.0", code=2)
+
+
+@pytest.mark.parametrize(("served", "asked"), [("nemo", "openenv"), ("openenv", "nemo")])
+def test_the_service_of_another_gym_is_refused(
+    run: Run, served: str, asked: str, orders: GermanOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL of one gym's service given for another gym MUST be refused as a wrong service, by name."""
+    start = {"nemo": start_nemo, "openenv": start_openenv}[served]
+    service = start(find_stack(served), run.subject, run.owner, run.folder / f"taken-for-{asked}")
+    monkeypatch.setenv(SECRET_VARIABLE, service.secret)
+    try:
+        with pytest.raises(InfrastructureError) as refused, opened_gym(asked, service.server.url, orders):
+            pass
+    finally:
+        service.server.stop()
+    assert (refused.value.kind, "NeMo" in str(refused.value) or "OpenEnv" in str(refused.value)) == (
+        "protocol",
+        True,
+    ), explain(
+        subject=f"the URL of a {served} service given for {asked}",
+        expected=("protocol", "naming the gym"),
+        got=str(refused.value),
+        cause="whatever answers is taken for the service",
     )

@@ -25,7 +25,7 @@ class GymEnvironment:
         self._fault: InfrastructureError | None = None
 
     def reset(self, **row: Any) -> None:
-        """Begin the episode of ``row["task_id"]`` in a fresh session. Raises InfrastructureError, which ends the run."""
+        """Begin the episode of ``row["task_id"]`` in a fresh session; raises InfrastructureError."""
         self._close()
         self._fault = None
         self._session = self._gym.open(row["task_id"])

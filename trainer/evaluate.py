@@ -9,16 +9,13 @@ for ``--consume-test``, and the result says that it was consumed.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,18 +24,12 @@ from rich.table import Table
 
 from gyms import loaded
 from gyms.base import GymIdentity, InfrastructureError
-from gyms.blocking import BlockingGym
 from gyms.german.tasks import SPLIT_SHARES
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
-from gyms.nemo.client import NemoGym
-from gyms.transport import require_url
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from harness.process import Owner
-from harness.services import start_nemo
-from harness.stacks import cache_folder, find_stack
-from harness.stage import stage
+from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.rollout import EvaluationGym, Rollout, Sampling, play
 from trainer.statistics import paired, wilson
@@ -131,41 +122,13 @@ def summarise(tasks: GermanOrders, rollouts: Sequence[Rollout]) -> Outcomes:
 
 
 @contextmanager
-def opened_gym(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymIdentity | None]]:
-    """Open the gym that is evaluated through; without a URL its service is started and owned here."""
+def _opened(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymIdentity | None]]:
     tasks = GermanOrders()
     if name == "local":
         yield LocalGym(tasks), None
-    elif url is not None:
-        try:
-            client = NemoGym(require_url(url), _secret_of(url), tasks, blocking=True)
-        except ValueError as error:
-            raise HarnessError(f"--gym-url: {error}") from None
-        with BlockingGym(client) as gym:
-            yield gym, gym.identity()
     else:
-        with TemporaryDirectory(prefix="gymqual-evaluate-") as folder:
-            owner = Owner()
-            try:
-                subject = stage(Path(folder) / "subject")
-                service = start_nemo(find_stack(name), subject, owner, Path(folder) / "server")
-                with BlockingGym(NemoGym(service.server.url, service.secret, tasks, blocking=True)) as gym:
-                    yield gym, gym.identity()
-            finally:
-                owner.close()
-
-
-def _secret_of(url: str) -> str:
-    """Return the bridge secret of a served gym: from the environment, or left by ``harness serve``."""
-    named = os.environ.get("GYMQUAL_BRIDGE_SECRET")
-    if named:
-        return named
-    try:
-        return (cache_folder().parent / "serve" / f"{urlsplit(url).port}.secret").read_text(encoding="ascii")
-    except OSError:
-        raise HarnessError(
-            f"--gym-url {url}: its bridge secret is unknown; set GYMQUAL_BRIDGE_SECRET, or serve it by harness serve"
-        ) from None
+        with opened_gym(name, url, tasks) as gym:
+            yield gym, gym.identity()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -203,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, policy: Policy, say: Any) -> Evaluation:
     task_ids = [f"v1/{options.split}/{SEED}/{index}" for index in range(options.episodes)]
     started = time.process_time()
-    with opened_gym(options.gym, options.gym_url) as (gym, identity):
+    with _opened(options.gym, options.gym_url) as (gym, identity):
         drawn = evaluate(policy, gym, task_ids, Sampling(seed=options.seed), say)
         greedy = evaluate(policy, gym, task_ids, Sampling(greedy=True), say)
     return Evaluation(
@@ -232,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev")
     parser.add_argument("--consume-test", action="store_true", help="allow --split test; recorded in the result")
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--gym", choices=["local", "nemo"], default="local")
+    parser.add_argument("--gym", choices=["local", *GYMS], default="local")
     parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")

@@ -26,16 +26,21 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
 from contextlib import suppress  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any, cast  # noqa: E402
 
 import httpx  # noqa: E402
+
+try:
+    import uvloop
+except ImportError:
+    # Not to be had on every platform.
+    uvloop = None
 
 from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, read_identity  # noqa: E402
 from gyms.identity import identify  # noqa: E402
 from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE  # noqa: E402
-from gyms.openenv.channel import PROTOCOL, FrameError, pack, read_frame  # noqa: E402
-from gyms.openenv.launch import MAX_MESSAGE_BYTES, UPSTREAM  # noqa: E402
-from gyms.openenv.models import OrdersAction, Verification  # noqa: E402
+from gyms.openenv.channel import PROTOCOL, FrameError, Unpacker, pack  # noqa: E402
+from gyms.openenv.launch import UPSTREAM  # noqa: E402
 from gyms.openenv.strict import StrictClient  # noqa: E402
 
 HELLO_DEADLINE_S = 10.0
@@ -51,37 +56,17 @@ class Bridge:
         self.nonce = os.environ.get(NONCE_VARIABLE, "")
         self.secret = os.environ.pop(SECRET_VARIABLE, "") or secrets.token_hex(16)
         self.identity: GymIdentity = identify("openenv", UPSTREAM)
-        self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, port: int) -> None:
         """Serve until a signal ends it."""
-        ended = asyncio.Event()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        server = await asyncio.start_server(self._accept, "127.0.0.1", port, limit=MAX_MESSAGE_BYTES)
+            loop.add_signal_handler(number, ended.set)
+        server = await loop.create_server(lambda: Connection(self), "127.0.0.1", port)
         print(f"bridge on port {port} to {self.url}, pid {os.getpid()}", flush=True)
         await ended.wait()
+        # The connections end with the process, and the server's sessions with them.
         server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        connection = Connection(self, reader, writer)
-        try:
-            await connection.run()
-        except (FrameError, ConnectionError, TimeoutError) as error:
-            print(f"connection ended: {error}", file=sys.stderr, flush=True)
-        except asyncio.CancelledError:
-            # The bridge is ending; asyncio would print this task's cancellation as an error.
-            pass
-        finally:
-            connection.drop()
-            writer.close()
-            self._connections.discard(task)
 
     def hello(self) -> dict[str, Any]:
         """Return what this bridge is."""
@@ -131,61 +116,76 @@ class Bridge:
         return fields
 
 
-class Connection:
-    """One connection of the trainer: at most one rollout."""
+class Connection(asyncio.Protocol):
+    """One connection of the trainer: at most one rollout, one request at a time.
 
-    def __init__(self, bridge: Bridge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    A protocol and no stream, so that the trainer's end is seen while a request is being carried out.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._reader = reader
-        self._writer = writer
+        self._received = Unpacker()
+        self._greeted = False
+        self._work: asyncio.Task[None] | None = None
         self._client: StrictClient | None = None
 
-    async def run(self) -> None:
-        """Answer requests until the trainer ends the connection; raises FrameError, ConnectionError, TimeoutError."""
-        async with asyncio.timeout(HELLO_DEADLINE_S):
-            if not await self._greet():
-                return
-        following = asyncio.ensure_future(read_frame(self._reader))
-        try:
-            while (message := await following) is not None:
-                following = asyncio.ensure_future(read_frame(self._reader))
-                work = asyncio.ensure_future(self._answer(message))
-                # The end of the trainer must be seen while a call is in flight, or it would hold its session.
-                await asyncio.wait({work, following}, return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    work.cancel()
-                    await asyncio.gather(work, following, return_exceptions=True)
-                    raise FrameError("the trainer left, or sent a request before it had the answer to the last")
-                self._writer.write(pack(work.result()))
-                await self._writer.drain()
-        finally:
-            following.cancel()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a hello."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._deadline = asyncio.get_running_loop().call_later(HELLO_DEADLINE_S, self._end, "no hello came")
 
-    async def _greet(self) -> bool:
-        hello = await read_frame(self._reader) or {}
+    def data_received(self, data: bytes) -> None:
+        """Take one request; anything else than one whole request at a time ends the connection."""
+        try:
+            message = self._received.feed(data)
+        except FrameError as error:
+            self._end(str(error))
+            return
+        if message is None:
+            return
+        if self._work is not None:
+            self._end("a request came before the last one was answered")
+        elif not self._greeted:
+            self._greet(message)
+        else:
+            self._work = asyncio.get_running_loop().create_task(self._answer(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up what is being carried out and free the session."""
+        self._deadline.cancel()
+        if self._work is not None:
+            self._work.cancel()
+        if self._client is not None:
+            self._client.abort()
+
+    def _end(self, reason: str) -> None:
+        print(f"connection ended: {reason}", file=sys.stderr, flush=True)
+        self._transport.close()
+
+    def _greet(self, hello: Mapping[str, Any]) -> None:
+        self._deadline.cancel()
         offered = hello.get("secret")
         if hello.get("protocol") != PROTOCOL:
             refusal = f"this bridge speaks {PROTOCOL}, not {hello.get('protocol')}"
         elif not isinstance(offered, str) or not secrets.compare_digest(offered.encode(), self._bridge.secret.encode()):
             refusal = "wrong bridge secret"
         else:
-            self._writer.write(pack({**self._bridge.hello(), "nonce": hello.get("nonce")}))
-            return True
-        self._writer.write(pack(_as_fields(_service_fault(Kind.PROTOCOL, refusal))))
-        return False
+            self._greeted = True
+            self._transport.write(pack({**self._bridge.hello(), "nonce": hello.get("nonce")}))
+            return
+        self._transport.write(pack(_as_fields(_service_fault(Kind.PROTOCOL, refusal))))
+        self._end(refusal)
 
-    async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        name = message.get("id")
+    async def _answer(self, message: Mapping[str, Any]) -> None:
         try:
-            fields = await self._carry_out(message.get("operation"), message)
+            answer = {"fields": await self._carry_out(message.get("operation"), message)}
         except InfrastructureError as fault:
-            return {"id": name, **_as_fields(fault)}
+            answer = _as_fields(fault)
         except (KeyError, TypeError, ValueError) as error:
-            return {
-                "id": name,
-                **_as_fields(_service_fault(Kind.PROTOCOL, f"not a request of this protocol: {error!r}")),
-            }
-        return {"id": name, "fields": fields}
+            answer = _as_fields(_service_fault(Kind.PROTOCOL, f"not a request of this protocol: {error!r}"))
+        # Before the answer, which the next request may follow at once.
+        self._work = None
+        self._transport.write(pack({"id": message.get("id"), **answer}))
 
     async def _carry_out(self, operation: Any, message: Mapping[str, Any]) -> dict[str, Any]:
         if operation == "identity":
@@ -193,18 +193,18 @@ class Connection:
         if operation == "open":
             return await self._open(message)
         if operation == "close":
-            await self.farewell()
+            await self._farewell()
             return {}
         if self._client is None:
             raise _service_fault(Kind.PROTOCOL, "no session is open on this connection")
         if operation == "call":
-            action = OrdersAction(tool=message["tool"], arguments=message["arguments"], call_id=message["call_id"])
-            observation = (await self._client.step(action)).observation
-            return {"text": observation.text, "is_error": observation.is_error}
+            step = {name: message[name] for name in ("tool", "arguments", "call_id")}
+            observation = (await self._client.step(step)).observation
+            return {"text": observation["text"], "is_error": observation["is_error"]}
         if operation == "verify":
-            ending = Verification(secret=self._bridge.secret, answer=message["answer"], truncated=message["truncated"])
-            result = await self._client.step(OrdersAction(verification=ending, call_id="verify"))
-            verdict = result.observation.verdict
+            ending = {"secret": self._bridge.secret, "answer": message["answer"], "truncated": message["truncated"]}
+            result = await self._client.step({"verification": ending, "call_id": "verify"})
+            verdict = result.observation["verdict"]
             # The verdict in full and what upstream's own fields say must be one thing.
             if verdict is None or (verdict.get("reward"), verdict.get("done")) != (result.reward, result.done):
                 raise _service_fault(Kind.PROTOCOL, "reward or done of the step are not those of its verdict")
@@ -218,18 +218,13 @@ class Connection:
         begun = await self._client.reset(
             episode_id=message["session_id"], task_id=message["task_id"], identity=message["identity"]
         )
-        return {"served_by": begun.observation.served_by}
+        return {"served_by": begun.observation["served_by"]}
 
-    async def farewell(self) -> None:
+    async def _farewell(self) -> None:
         """Close the session as upstream asks for, or drop it when that takes too long."""
         if self._client is not None:
             with suppress(InfrastructureError, TimeoutError):
                 await asyncio.wait_for(self._client.close(), FAREWELL_S)
-            self.drop()
-
-    def drop(self) -> None:
-        """End the session with its connection. Idempotent."""
-        if self._client is not None:
             self._client.abort()
 
 
@@ -247,7 +242,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--url", required=True)
     options = parser.parse_args(arguments)
-    asyncio.run(Bridge(options.url).serve(options.port))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
+        runner.run(Bridge(options.url).serve(options.port))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(_bounded(len(content))) + content
 
 
-def unpack(content: bytes) -> dict[str, Any]:
+def unpack(content: bytes | bytearray) -> dict[str, Any]:
     """Return the message of a frame's content; raises FrameError."""
     try:
         message = json.loads(content)
@@ -43,15 +43,26 @@ def unpack(content: bytes) -> dict[str, Any]:
     return message
 
 
-async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next message, None at the end of the stream; raises FrameError, ConnectionError."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return unpack(await reader.readexactly(_bounded(length)))
-    except asyncio.IncompleteReadError as cut:
-        if cut.partial:
-            raise FrameError("the stream ended inside a frame") from None
-        return None
+class Unpacker:
+    """Puts the messages of one side together; never more than one is expected at a time."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> dict[str, Any] | None:
+        """Return the message that is complete now, None if none is; raises FrameError, also for more than one."""
+        self._received += data
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        end = _LENGTH.size + _bounded(length)
+        if len(self._received) < end:
+            return None
+        if len(self._received) > end:
+            raise FrameError("more than one message at a time")
+        message = unpack(self._received[_LENGTH.size :])
+        self._received.clear()
+        return message
 
 
 def _bounded(length: int) -> int:
@@ -89,22 +100,19 @@ class BlockingChannel:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.settimeout(_left(until))
             self._socket.sendall(frame)
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, until))
-            return unpack(self._read(_bounded(length), until))
+            received = Unpacker()
+            while True:
+                part = self._socket.recv(65536)
+                if not part:
+                    raise ConnectionResetError("the bridge ended the connection")
+                answer = received.feed(part)
+                if answer is not None:
+                    return answer
+                # Only for an answer in several parts: each call of it is a system call.
+                self._socket.settimeout(_left(until))
         except (OSError, FrameError) as error:
             self.close()
             raise _fault(error, deadline_s) from None
-
-    def _read(self, length: int, until: float) -> bytes:
-        assert self._socket is not None
-        content = bytearray()
-        while len(content) < length:
-            self._socket.settimeout(_left(until))
-            part = self._socket.recv(min(length - len(content), 65536))
-            if not part:
-                raise ConnectionResetError("the bridge ended the connection")
-            content += part
-        return bytes(content)
 
     def close(self) -> None:
         """See ``Channel``."""
@@ -132,10 +140,11 @@ class AsyncChannel:
                 reader, writer = self._streams
                 writer.write(frame)
                 await writer.drain()
-                answer = await read_frame(reader)
-                if answer is None:
-                    raise ConnectionResetError("the bridge ended the connection")
-                return answer
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                return unpack(await reader.readexactly(_bounded(length)))
+        except asyncio.IncompleteReadError:
+            self.close()
+            raise _fault(ConnectionResetError("the bridge ended the connection"), deadline_s) from None
         except (OSError, FrameError) as error:
             self.close()
             raise _fault(error, deadline_s) from None

@@ -18,7 +18,7 @@ class Verification(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    secret: str
+    secret: Written
     """The client's secret; without it the episode goes on."""
     answer: Written = None
     """Text of the final assistant message; null if there was none."""

@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from openenv.core.client_types import StepResult
-from openenv.core.env_client import EnvClient
 from openenv.core.env_server.types import WSErrorCode
-from pydantic import ValidationError
+from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.protocol import State
 
 from gyms.base import InfrastructureError, Kind, Scope
 from gyms.openenv.launch import MAX_MESSAGE_BYTES
-from gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState
 
 KINDS = {
     WSErrorCode.CAPACITY_REACHED: (Kind.CAPACITY, Scope.SERVICE),
@@ -33,7 +30,7 @@ KINDS = {
 """What upstream's error codes mean. EXECUTION_ERROR carries our own words, see ``_execution_error``."""
 
 
-class StrictClient(EnvClient[OrdersAction, OrdersObservation, OrdersState]):
+class StrictClient(GenericEnvClient):
     """Raises InfrastructureError and nothing else; once it has, every later call raises it again."""
 
     def __init__(self, url: str, deadline_s: float) -> None:
@@ -43,10 +40,6 @@ class StrictClient(EnvClient[OrdersAction, OrdersObservation, OrdersState]):
         self._turn = asyncio.Lock()
         self._lost: InfrastructureError | None = None
         self._was_connected = False
-
-    async def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one frame and return the frame that answers it."""
-        return await self._send_and_receive(dict(message))
 
     def abort(self) -> None:
         """Drop the connection at once, without a farewell; the server frees the slot. Idempotent."""
@@ -108,22 +101,6 @@ class StrictClient(EnvClient[OrdersAction, OrdersObservation, OrdersState]):
             case ValueError() | KeyError() | TypeError():
                 return _fault(Kind.PROTOCOL, f"an answer that is none ({type(error).__name__})")
         return _fault(Kind.SERVICE_ERROR, repr(error))
-
-    # ---- upstream's abstract methods -------------------------------------------------------------------
-
-    def _step_payload(self, action: OrdersAction) -> dict[str, Any]:
-        return action.model_dump(exclude_none=True, exclude={"metadata"})
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[OrdersObservation]:
-        try:
-            fields = {**payload["observation"], "reward": payload["reward"], "done": payload["done"]}
-            observation = OrdersObservation.model_validate(fields)
-        except (KeyError, TypeError, ValidationError) as error:
-            raise _fault(Kind.PROTOCOL, f"not an observation ({type(error).__name__})") from None
-        return StepResult(observation, observation.reward, observation.done)
-
-    def _parse_state(self, payload: dict[str, Any]) -> OrdersState:
-        return OrdersState.model_validate(payload)
 
 
 def _name_of(message: Mapping[str, Any]) -> Any:

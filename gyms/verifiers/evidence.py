@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyms.german import verifier
-from gyms.german.episode import replay
+from gyms.german.episode import MAX_CALLS, replay
 from gyms.german.tasks import find_task
 from gyms.german.tools import ArgumentError, Call, decode_arguments
 
@@ -57,11 +57,16 @@ def read_transcript(trace: Trace) -> Transcript:
     return Transcript(tuple(calls), None if last_turn else text, last_turn, len(sampled), writable)
 
 
-def is_servable(call: Call) -> bool:
-    """Whether a call has to reach the tool server as it was written.
+def is_served(number: int, call: Call) -> bool:
+    """Whether call ``number`` of an episode, from 0, is one for the tool server."""
+    return number < MAX_CALLS and is_servable(call)
 
-    Upstream's loop answers, rewrites or dies of the others: arguments that are no JSON object, nest too deeply, name
-    a key twice, or hold half a character, which no wire can carry.
+
+def is_servable(call: Call) -> bool:
+    """Whether a call can reach the tool server as it was written.
+
+    Upstream's loop would answer the others in words of its own or repair them: arguments that are no JSON object with
+    the one text parameter, name a key twice, or hold half a character, which no wire can carry.
     """
     try:
         return _is_utf8(call.arguments + decode_arguments(call.tool, call.arguments))
@@ -69,31 +74,36 @@ def is_servable(call: Call) -> bool:
         return False
 
 
-def disagreement(task_id: str, transcript: Transcript, served: Sequence[Mapping[str, str]]) -> str | None:
-    """Return how what the model was shown differs from what was served, or that from the core's replay, or None.
+def core_answer(task_id: str, calls: Sequence[Call]) -> str | None:
+    """Return what the core shows of the last of these calls if the tool server is not to see it, else None."""
+    if is_served(len(calls) - 1, calls[-1]):
+        return None
+    return replay(find_task(task_id), calls, None)[0][-1].text
 
-    Nothing a model writes makes them differ: only a servable call has to have arrived.
-    """
-    left = [each["text"] for each in served]
-    replayed = replay(find_task(task_id), [Call(each["tool"], each["arguments"]) for each in served], None)[0]
-    for text, observation in zip(left, replayed, strict=True):
-        if text != observation.text:
-            return f"the tool server showed {text[:80]!r}, the replay shows {observation.text[:80]!r}"
-    for written in transcript.calls:
-        if left and written.shown == left[0]:
-            left.pop(0)
-        elif written.shown is not None and is_servable(written.call):
-            return f"the model was shown {written.shown[:80]!r} of a call, which the tool server did not serve"
-    unseen = sum(written.shown is None for written in transcript.calls)
-    if len(left) > unseen:
-        return f"the tool server showed {left[0][:80]!r}, which the transcript lacks"
-    return None
+
+def disagreement(task_id: str, transcript: Transcript, served: Sequence[Mapping[str, str]]) -> str | None:
+    """Return how what the model was shown, or what was served, differs from the core's replay of its calls, or None."""
+    written = [each.call for each in transcript.calls]
+    replayed = [observation.text for observation in replay(find_task(task_id), written, None)[0]]
+    for each, text in zip(transcript.calls, replayed, strict=True):
+        if each.shown is not None and each.shown != text:
+            return f"the model was shown {each.shown[:80]!r}, the replay shows {text[:80]!r}"
+    texts = [each["text"] for each in served]
+    owed = [text for number, text in enumerate(replayed) if is_served(number, written[number])]
+    if texts != owed[: len(texts)]:
+        return f"the tool server showed {texts}, the replay shows {owed}"[:300]
+    missing = len(_shown(transcript)) - len(texts)
+    return f"the model was shown {missing} observations that the tool server did not serve" if missing > 0 else None
 
 
 def unserved(transcript: Transcript, served: Sequence[Mapping[str, str]]) -> int:
-    """Return how many servable calls of the last turn the tool server has not answered."""
-    answered = len(served) - sum(written.shown is not None for written in transcript.calls)
-    return max(0, sum(map(is_servable, transcript.last_turn)) - max(0, answered))
+    """Return how many calls the tool server owes an answer."""
+    return sum(is_served(number, each.call) for number, each in enumerate(transcript.calls)) - len(served)
+
+
+def _shown(transcript: Transcript) -> list[Written]:
+    calls = enumerate(transcript.calls)
+    return [each for number, each in calls if each.shown is not None and is_served(number, each.call)]
 
 
 def episode_of(task_id: str, transcript: Transcript, truncated: bool) -> dict[str, Any]:

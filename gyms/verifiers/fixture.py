@@ -12,9 +12,10 @@ Both run upstream's chat program, the very source that its null harness starts a
 import argparse
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -26,7 +27,9 @@ from verifiers.v1.graph import prepare_turn
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
+from gyms.german.tools import Call
 from gyms.german_orders import GermanOrders
+from gyms.verifiers.evidence import core_answer
 from gyms.verifiers.taskset import GermanOrdersData, Scripted
 
 MODEL = "scripted"
@@ -47,6 +50,7 @@ class FixtureHarness(vf.Harness[FixtureHarnessConfig]):
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
+    SUPPORTS_TOOL_INTERCEPTION = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
@@ -59,6 +63,7 @@ class FixtureHarness(vf.Harness[FixtureHarnessConfig]):
         secret: str,
         mcp_urls: dict[str, str],
         data: GermanOrdersData,
+        tool_interception_url: str = "",
     ) -> ProgramResult:
         """Play one rollout; what upstream's program would print to its standard error comes back in the result."""
         program = chat_program()
@@ -68,16 +73,16 @@ class FixtureHarness(vf.Harness[FixtureHarnessConfig]):
             async with AsyncExitStack() as stack:
                 servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
                 tools, dispatch, connections = await program.connect_mcp({"mcpServers": servers}, stack)
+                arguments = argparse.Namespace(bash=False, edit=False, search=False, api_key=secret)
+                arguments.tool_interception_url = tool_interception_url
                 if self.config.mode == "direct":
                     trace.info["scripted"] = True
-                    model = ScriptedModel(trace, tools, self._script(data))
+                    model = gate = ScriptedModel(trace, tools, data.task_id, self._script(data))
                 else:
-                    client = await stack.enter_async_context(
-                        program.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None)
-                    )
-                    model = program.Compactor(client, ctx.model, tools, False, None)
-                arguments = argparse.Namespace(tool_interception_url="", bash=False, edit=False, search=False)
-                await program.run_chat_loop(arguments, model, messages, dispatch, connections, None)
+                    asked = program.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None)
+                    model = program.Compactor(await stack.enter_async_context(asked), ctx.model, tools, False, None)
+                    gate = await stack.enter_async_context(program.httpx.AsyncClient(timeout=None))
+                await program.run_chat_loop(arguments, model, messages, dispatch, connections, gate)
         except SystemExit as end:
             return ProgramResult(exit_code=int(end.code or 0), stdout="", stderr="the model's stream ended early")
         except Exception:
@@ -96,42 +101,58 @@ class FixtureHarness(vf.Harness[FixtureHarnessConfig]):
 
 
 class ScriptedModel:
-    """Stands where upstream's loop asks a model: one call a turn, then the final message."""
+    """Stands where upstream's loop asks a model, a call a turn or all at once, and where it asks for leave to call."""
 
-    def __init__(self, trace: vf.Trace, tools: list[dict[str, Any]], script: Scripted) -> None:
+    def __init__(self, trace: vf.Trace, tools: list[dict[str, Any]], task_id: str, script: Scripted) -> None:
         self._trace = trace
         self._tools = tools
+        self._task_id = task_id
         self._script = script
-        self._turn = 0
+        self._turns = iter([list(script.calls)] if script.at_once and script.calls else [[c] for c in script.calls])
+        self._written: list[Call] = []
+        self._answers: list[str | None] = []
+        """Of each call of the last message: the core's observation if the tool server is not to see the call."""
 
     async def complete(self, messages: list[dict[str, Any]]) -> tuple[ChatCompletion, list[dict[str, Any]]]:
         """Return the next scripted message, put on the trace as a model's would be."""
-        completion = self._next()
+        calls = next(self._turns, None)
+        completion = _completion(calls, self._script.answer)
         prompt = [parse_message(message) for message in messages]
         prepare_turn(self._trace, prompt, parse_tools(self._tools)).commit(response_from_wire(completion))
+        if calls is None and self._script.truncated:
+            self._trace.stop("max_output_tokens")
+        self._answers = []
+        for tool, arguments in calls or ():
+            self._written.append(Call(tool, arguments))
+            self._answers.append(core_answer(self._task_id, self._written))
         return completion, messages
+
+    async def post(self, url: str, *, headers: dict[str, str], json: dict[str, Any]) -> Any:
+        """Answer as upstream's gate does, where no request reaches it: with the environment's own decision."""
+        call_id = json["tool_call_id"]
+        answer = self._answers[int(call_id.removeprefix("call-"))]
+        message = {"role": "tool", "tool_call_id": call_id, "name": json["name"], "content": answer}
+        decision = {"action": "allow"} if answer is None else {"action": "deny", "message": message}
+        return SimpleNamespace(raise_for_status=lambda: None, json=lambda: decision)
 
     def reached(self, completion: ChatCompletion, tokens: int = 0) -> bool:
         """A script never grows too long for its context."""
         return False
 
-    def _next(self) -> ChatCompletion:
-        number, self._turn = self._turn, self._turn + 1
-        message: dict[str, Any] = {"role": "assistant", "content": self._script.answer}
-        if number < len(self._script.calls):
-            tool, arguments = self._script.calls[number]
-            call = {"id": f"call-{number}", "type": "function", "function": {"name": tool, "arguments": arguments}}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        reason = "tool_calls" if "tool_calls" in message else "stop"
-        return ChatCompletion.model_validate(
-            {
-                "id": f"{MODEL}-{number}",
-                "object": "chat.completion",
-                "created": 0,
-                "model": MODEL,
-                "choices": [{"index": 0, "finish_reason": reason, "message": message}],
-            }
-        )
+
+def _completion(calls: Sequence[tuple[str, str]] | None, answer: str | None) -> ChatCompletion:
+    """Return a message with these calls, or without any the final one."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer if calls is None else None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call-{number}", "type": "function", "function": {"name": tool, "arguments": arguments}}
+            for number, (tool, arguments) in enumerate(calls)
+        ]
+    reason = "tool_calls" if calls else "stop"
+    choice = {"index": 0, "finish_reason": reason, "message": message}
+    return ChatCompletion.model_validate(
+        {"id": MODEL, "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
+    )
 
 
 @cache

@@ -8,7 +8,7 @@ in ``trace.info`` and raises if ``rules.fault_of`` finds the infrastructure at f
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,9 +21,10 @@ from verifiers.v1.configs.harness import HarnessConfig
 
 from gyms.base import InfrastructureError, Kind, Scope
 from gyms.german.tasks import POOLS, SPLIT_SHARES, SYSTEM_PROMPT, find_task, make_task
+from gyms.german.tools import Call
 from gyms.german_orders import GermanOrders
 from gyms.identity import Upstream, identify
-from gyms.verifiers.evidence import episode_of, read_transcript, verdict_of
+from gyms.verifiers.evidence import core_answer, episode_of, read_transcript, verdict_of
 from gyms.verifiers.rules import budget_of, classify, fault_of
 from gyms.verifiers.tools import EpisodeState, GermanOrdersToolset
 
@@ -44,6 +45,10 @@ class Scripted(BaseModel, frozen=True):
 
     calls: tuple[tuple[str, str], ...] = ()
     answer: str | None = None
+    at_once: bool = False
+    """All calls stand in one message."""
+    truncated: bool = False
+    """A budget cuts the final message off."""
 
 
 class GermanOrdersData(vf.TaskData):
@@ -110,6 +115,17 @@ class GermanOrdersTask(vf.Task[GermanOrdersData, EpisodeState, vf.TaskConfig]):
         trace.state.fault = self.data.fault
         if self.data.fault == "setup_hangs":
             await asyncio.sleep(3600)
+
+    @vf.intercept
+    async def answer_for_the_core(self, request: vf.Request) -> vf.Request | None:
+        """Show the core's observation of every call that the tool server is not to see.
+
+        Upstream's loop would answer malformed arguments and unknown tools in words of its own, or repair them.
+        Upstream asks twice: with an empty result before a call is executed, which an answer here then prevents, and
+        with the loop's messages before the model sees them.
+        """
+        answered = answer_for_the_core(self.data.task_id, request.messages)
+        return None if answered == request.messages else request.model_copy(update={"messages": answered})
 
     @vf.stop
     async def infrastructure(self, trace: vf.Trace) -> bool:
@@ -232,6 +248,22 @@ class GermanOrdersEnv(vf.SingleAgentEnv, vf.Env[GermanOrdersEnvConfig]):
         """Whether ``--resume`` keeps an episode: all of its rollouts have a reward."""
         record = json.loads(episode.model_dump_json(exclude_none=True))
         return bool(record["traces"]) and all(classify(trace).reward is not None for trace in record["traces"])
+
+
+def answer_for_the_core(task_id: str, messages: Sequence[Any]) -> list[Any]:
+    """Return upstream's typed messages with the core's observations where they are not the tool server's to give."""
+    answered: list[Any] = []
+    calls: list[Call] = []
+    texts: dict[str, str | None] = {}
+    for message in messages:
+        if message.role == "assistant":
+            texts = {}
+            for call in message.tool_calls or []:
+                calls.append(Call(call.name, call.arguments))
+                texts.setdefault(call.id, core_answer(task_id, calls))
+        text = texts.get(message.tool_call_id) if message.role == "tool" else None
+        answered.append(message if text is None else message.model_copy(update={"content": text}))
+    return answered
 
 
 @cache

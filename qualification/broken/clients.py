@@ -1,19 +1,27 @@
 """Defects of a gym's client: each a small patch, each what a real bridge got wrong."""
 
+import asyncio
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
 from gyms import client
-from gyms.base import InfrastructureError, Observation, Verdict
+from gyms.base import InfrastructureError, Kind, Observation, Scope, Verdict
 from gyms.client import ClientGym, ClientSession
 from gyms.nemo.client import NemoGym
+from gyms.openenv.channel import Channel
+from gyms.openenv.client import OpenEnvGym
+from trainer.environment import GymEnvironment
 
 _call, _verify, _open = ClientSession.call, ClientSession.verify, ClientGym.open
+_exchange = OpenEnvGym._exchange
 
 
 def ids_are_a_counter(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +61,13 @@ def malformed_calls_raise(patch: pytest.MonkeyPatch) -> None:
 
 def identity_is_checked_once(patch: pytest.MonkeyPatch) -> None:
     """Identity is agreed when connecting and taken for granted afterwards."""
+
+    async def exchange(self: OpenEnvGym, channel: Channel, message: Mapping[str, Any]) -> dict[str, Any]:
+        return await _exchange(self, channel, {**message, "identity": None} if "identity" in message else message)
+
     patch.setattr(NemoGym, "_check_identity", lambda self, agreed, headers: None)
+    patch.setattr(OpenEnvGym, "_check_identity", lambda self, digest, process, served_by: None)
+    patch.setattr(OpenEnvGym, "_exchange", exchange)
 
 
 def faults_become_zero_reward(patch: pytest.MonkeyPatch) -> None:
@@ -63,6 +77,20 @@ def faults_become_zero_reward(patch: pytest.MonkeyPatch) -> None:
         try:
             return await _verify(self, answer, truncated)
         except InfrastructureError:
+            return Verdict(reward=0.0, strict=False, parts={}, outcome="error")
+
+    patch.setattr(ClientSession, "verify", verify)
+
+
+def an_unplayed_episode_is_zero(patch: pytest.MonkeyPatch) -> None:
+    """Nothing was called, so that the failure of the verification changes nothing: reward 0."""
+
+    async def verify(self: ClientSession, answer: str | None, truncated: bool = False) -> Verdict:
+        try:
+            return await _verify(self, answer, truncated)
+        except InfrastructureError:
+            if self._calls:
+                raise
             return Verdict(reward=0.0, strict=False, parts={}, outcome="error")
 
     patch.setattr(ClientSession, "verify", verify)
@@ -90,6 +118,96 @@ def faults_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientGym, "raise_fault", lambda self: None)
 
 
+def capacity_sticks(patch: pytest.MonkeyPatch) -> None:
+    """A refusal for capacity ends the run like a broken service."""
+
+    def fail(self: ClientGym, kind: Kind, scope: Scope, detail: str) -> InfrastructureError:
+        self._fault = self._fault or InfrastructureError(kind, scope, detail)
+        return self._fault
+
+    patch.setattr(ClientGym, "fail", fail)
+
+
+def rollouts_leave_their_socket(patch: pytest.MonkeyPatch) -> None:
+    """A finished rollout keeps its connection, and with it the server's slot."""
+
+    async def release(self: OpenEnvGym, session: ClientSession) -> None:
+        """Leave it to the end of the process."""
+
+    patch.setattr(OpenEnvGym, "release", release)
+
+
+def verification_is_public(patch: pytest.MonkeyPatch) -> None:
+    """A helper for the trainer's reward function that TRL takes for a tool."""
+
+    def verify(self: GymEnvironment, answer: str) -> float:
+        return self._verify(answer).reward or 0.0
+
+    patch.setattr(GymEnvironment, "verify", verify, raising=False)
+
+
+def a_lost_bridge_is_an_observation(patch: pytest.MonkeyPatch) -> None:
+    """TRL's own way with an exception of a tool: its text becomes what the model sees."""
+
+    async def call(self: ClientSession, tool: str, arguments: str) -> Observation:
+        try:
+            return await _call(self, tool, arguments)
+        except InfrastructureError as fault:
+            if not fault.detail.startswith("the bridge"):
+                raise
+            return Observation(str(fault), is_error=True)
+
+    patch.setattr(ClientSession, "call", call)
+
+
+def a_new_client_inherits_the_fault(patch: pytest.MonkeyPatch) -> None:
+    """The fault is kept by the module instead of the client."""
+    patch.setattr(ClientGym, "_fault", None, raising=False)
+
+    def fail(self: ClientGym, kind: Kind, scope: Scope, detail: str) -> InfrastructureError:
+        fault = InfrastructureError(kind, scope, detail)
+        patch.setattr(ClientGym, "raise_fault", lambda self: _raise(fault))
+        return fault
+
+    patch.setattr(ClientGym, "fail", fail)
+
+
+def _raise(fault: InfrastructureError) -> None:
+    raise fault
+
+
+def calls_of_a_turn_change_places(patch: pytest.MonkeyPatch) -> None:
+    """TRL runs synchronous tools first and appends asynchronous ones: the order of a turn is not the model's."""
+
+    async def call(self: ClientSession, tool: str, arguments: str) -> Observation:
+        if tool == "lookup":
+            await asyncio.sleep(0.01)
+        return await _call(self, tool, arguments)
+
+    patch.setattr(ClientSession, "call", call)
+
+
+def arguments_are_written_anew(patch: pytest.MonkeyPatch) -> None:
+    """What can be decoded is encoded again: duplicate keys, NaN and forms of escape are gone."""
+
+    async def call(self: ClientSession, tool: str, arguments: str) -> Observation:
+        with suppress(ValueError, RecursionError):
+            arguments = json.dumps(json.loads(arguments))
+        return await _call(self, tool, arguments)
+
+    patch.setattr(ClientSession, "call", call)
+
+
+def numbers_are_normalised(patch: pytest.MonkeyPatch) -> None:
+    """The answer is stripped and its thousands points are taken out, to be kind."""
+
+    async def verify(self: ClientSession, answer: str | None, truncated: bool = False) -> Verdict:
+        kind = answer and re.sub(r"(?<=\d)\.(?=\d{3}\b)", "", answer.strip())
+        return await _verify(self, kind, truncated)
+
+    patch.setattr(ClientSession, "verify", verify)
+
+
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     defect.__name__: defect
     for defect in (
@@ -99,7 +217,16 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         malformed_calls_raise,
         identity_is_checked_once,
         faults_become_zero_reward,
+        an_unplayed_episode_is_zero,
         the_last_session_wins,
         faults_are_forgotten,
+        capacity_sticks,
+        rollouts_leave_their_socket,
+        verification_is_public,
+        calls_of_a_turn_change_places,
+        arguments_are_written_anew,
+        numbers_are_normalised,
+        a_lost_bridge_is_an_observation,
+        a_new_client_inherits_the_fault,
     )
 }

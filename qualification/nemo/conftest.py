@@ -106,9 +106,3 @@ def connect(service: GymService, orders: GermanOrders) -> Iterator[Connect]:
     yield connect_to
     for gym in gyms:
         gym.close()
-
-
-@pytest.fixture
-def orders() -> GermanOrders:
-    """The task set, replayed in this process."""
-    return GermanOrders()

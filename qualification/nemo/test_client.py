@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
-from typing import Any
 
 import psutil
 import pytest
 
-from gyms.base import Kind, Replay, Script, ToolCall, Verdict
+from gyms.base import Kind, Replay, Script, ToolCall
 from gyms.blocking import BlockingGym, BlockingSession
 from gyms.german_orders import GermanOrders
 from gyms.nemo.client import NemoGym
@@ -27,19 +26,23 @@ from harness.faults import Fault, FaultProxy
 from harness.files import ROOT
 from harness.run import Run
 from harness.services import GymService
-from harness.stage import stage
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
 from qualification.scenarios import (
     HOSTILE_CALLS,
     MALFORMED_CALLS,
+    DisagreeingObservation,
+    DisagreeingVerdict,
     async_fault_of,
     fault_of,
     play,
     play_async,
+    raise_inside,
     right_answer,
     right_path,
+    told,
 )
+from qualification.subjects import edited_subject
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -115,19 +118,19 @@ def test_the_clients_verdict_is_the_native_one(
     gym = connect()
     native = [nemo.rollout(TASK).play(script) for script in scripts]
     seen: dict[str, list[object]] = {
-        "blocking": [_told(play(gym, TASK, script).verdict) for script in scripts],
-        "event loop": [_told(replay.verdict) for replay in asyncio.run(_play_at_once(service, orders, scripts))],
+        "blocking": [told(play(gym, TASK, script).verdict) for script in scripts],
+        "event loop": [told(replay.verdict) for replay in asyncio.run(_play_at_once(service, orders, scripts))],
     }
     with gym.open(TASK) as session:
         for call in right_path(orders, TASK):
             session.call(call.tool, call.arguments)
         seen["truncated"] = [session.verify(right_answer(orders, TASK), truncated=True).outcome]
     parts = ("lookup", "calculation", "answer", "errors")
-    told = [(v["reward"], v["strict"], v["outcome"], {part: v[part] for part in parts}) for v in native]
-    evidence.attach("verdicts.json", {**seen, "native": told})
-    assert seen == {"blocking": told, "event loop": told, "truncated": ["truncated"]}, explain(
+    expected = [(v["reward"], v["strict"], v["outcome"], {part: v[part] for part in parts}) for v in native]
+    evidence.attach("verdicts.json", {**seen, "native": expected})
+    assert seen == {"blocking": expected, "event loop": expected, "truncated": ["truncated"]}, explain(
         subject=f"verdicts of the scripts {names} through the client and by native /verify",
-        expected=told,
+        expected=expected,
         got=seen,
         cause="the client computes, rounds or shapes what it should pass on",
     )
@@ -159,9 +162,7 @@ def test_a_changed_source_is_refused(serve: Serve, connect: Connect, run: Run, e
     at_open, mid_episode = connect(first), connect(first)
     session = mid_episode.open(TASK)
     other = replace(first.identity, core="0" * 64)
-    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
-    with (edited.python_path / "gyms/german/verifier.py").open("a") as file:
-        file.write("# changed\n")
+    edited = edited_subject(run, "gyms/german/verifier.py")
     first.server.stop()
     serve(edited, ports=[first.server.port], secret=first.secret)
     kinds = {
@@ -306,7 +307,7 @@ def _ends(nemo: Wire, gym: BlockingGym, service: GymService, orders: GermanOrder
     """End sessions by success, by an exception and with the interpreter; return how, and what stayed open."""
     before = nemo.state()
     played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
-    raised = fault_of(lambda: _raise_inside(gym))[0]
+    raised = fault_of(lambda: raise_inside(gym, TASK))[0]
     leaver = [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret]
     left = subprocess.run(leaver, cwd=ROOT, timeout=60, check=False).returncode
     after = nemo.state()
@@ -387,35 +388,10 @@ async def _trickled_on_a_loop(proxy: FaultProxy, service: GymService, orders: Ge
         return at_call, *later, time.monotonic() - started < BOUND_S
 
 
-def _told(verdict: Verdict) -> tuple[object, ...]:
-    return verdict.reward, verdict.strict, verdict.outcome, dict(verdict.parts)
-
-
 async def _play_at_once(service: GymService, orders: GermanOrders, scripts: list[Script]) -> list[Replay]:
     """Play all scripts at the same time, each in its own session of one client."""
     async with NemoGym(service.server.url, service.secret, orders) as gym:
         return await asyncio.gather(*(play_async(gym, TASK, script) for script in scripts))
-
-
-def _raise_inside(gym: BlockingGym) -> None:
-    with gym.open(TASK):
-        raise ValueError("the trainer failed")
-
-
-class DisagreeingVerdict(GermanOrders):
-    """A replay that pays half: the gym's verdict and the replay's must not both be believed."""
-
-    def replay(self, *arguments: Any, **named: Any) -> Replay:
-        told = super().replay(*arguments, **named)
-        return replace(told, verdict=replace(told.verdict, reward=0.5))
-
-
-class DisagreeingObservation(GermanOrders):
-    """A replay that shows another record than the gym did."""
-
-    def replay(self, *arguments: Any, **named: Any) -> Replay:
-        told = super().replay(*arguments, **named)
-        return replace(told, observations=tuple(replace(seen, text=seen.text + " ") for seen in told.observations))
 
 
 EXIT_WITHOUT_CLOSING = """

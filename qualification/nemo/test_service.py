@@ -22,11 +22,11 @@ from harness.evidence import Evidence
 from harness.files import sha256_file
 from harness.run import Run
 from harness.services import GymService
-from harness.stage import stage
 from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
-from qualification.nemo.wire import NativeRollout, Wire, installed_digest, replayed
-from qualification.scenarios import HOSTILE_BODIES, right_answer
+from qualification.nemo.wire import NativeRollout, Wire, replayed
+from qualification.scenarios import HOSTILE_BODIES, right_answer, wait_for
+from qualification.subjects import edit, edited_subject, installed_digest
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -299,7 +299,7 @@ def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrd
 def test_capacity_is_bounded_and_comes_back(small_service: GymService, evidence: Evidence) -> None:
     """One session over capacity MUST be refused, a close MUST make room, and abandoned ones MUST expire."""
     wire = Wire(small_service)
-    _wait_for(lambda: wire.state()["open"] == 0, limit_s=12)
+    wait_for(lambda: wire.state()["open"] == 0, limit_s=12)
     rollouts = [NativeRollout(Wire(small_service), TASK) for _ in range(5)]
     admitted = [rollout.seed().status_code for rollout in rollouts[:3]]
     refused = rollouts[3].seed()
@@ -312,7 +312,7 @@ def test_capacity_is_bounded_and_comes_back(small_service: GymService, evidence:
         "in use": {_pause_then(rollouts[4].call, ToolCall("lookup", "{}")).status_code for _ in range(8)},
         "abandoned": rollouts[1].call(ToolCall("lookup", "{}")).status_code,
         "open": wire.state()["open"],
-        "all expire": _wait_for(lambda: wire.state()["open"] == 0, limit_s=8),
+        "all expire": wait_for(lambda: wire.state()["open"] == 0, limit_s=8),
     }
     evidence.measure(state=wire.state())
     expected = {
@@ -395,12 +395,9 @@ def _mask(verdict: dict[str, Any]) -> tuple[object, ...]:
 
 def _edited_before_and_while_it_runs(serve: Serve, run: Run) -> tuple[GymIdentity, GymIdentity]:
     """Edit a staged copy, serve it, edit it again; return what the server said of itself before and after."""
-    edited = stage(run.folder / run.mine(f"edited-{time.monotonic_ns()}"))
-    with (edited.python_path / "gyms/german/tasks.py").open("a") as file:
-        file.write("# changed\n")
+    edited = edited_subject(run, "gyms/german/tasks.py")
     service = serve(edited)
-    with (edited.python_path / "gyms/german/tools.py").open("a") as file:
-        file.write("# changed while it runs\n")
+    edit(edited, "gyms/german/tools.py")
     return service.identity, read_identity(Wire(service).bridge("identity").json()["identity"])
 
 
@@ -419,12 +416,3 @@ def _kind(answer: httpx.Response) -> str | None:
 def _pause_then(call: Callable[[ToolCall], httpx.Response], argument: ToolCall) -> httpx.Response:
     time.sleep(0.5)
     return call(argument)
-
-
-def _wait_for(reached: Callable[[], bool], limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not reached():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

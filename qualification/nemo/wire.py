@@ -3,20 +3,16 @@
 No client of ours and no SDK stands between a check and the bytes.
 """
 
-import csv
 import json
 import secrets
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gyms import loaded
 from gyms.base import Replay, Script, ToolCall
 from gyms.nemo import rows
 from harness.services import GymService
-from harness.stacks import Stack
 
 DEADLINE_S = 30.0
 
@@ -144,18 +140,6 @@ def message(text: str) -> dict[str, Any]:
     """Return an assistant message of a trajectory."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": "message", "role": "assistant", "status": "completed", "content": content}
-
-
-def installed_digest(stack: Stack, distribution: str) -> str:
-    """Return the digest of a distribution's own file record, read from outside of the stack's interpreter."""
-    (record,) = Path(stack.python).parent.parent.glob(f"lib/*/site-packages/{distribution.replace('-', '_')}-*/RECORD")
-    rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines()))
-    shipped = [
-        (name, digest.removeprefix("sha256="))
-        for name, digest, _ in rows
-        if digest and not name.startswith("..") and ".dist-info/" not in name and not name.endswith(".pyc")
-    ]
-    return loaded.combine(shipped)
 
 
 def replayed(replay: Replay, script: Script) -> dict[str, Any]:

@@ -148,6 +148,8 @@ FAULTS: dict[str, tuple[object, ...]] = {
     "cut by its length": _scored("length", source="budget"),
     # Upstream keeps no reward of a rollout that it counts as failed: the classifier alone gives it its zero.
     "refused after a malformed call": _scored("malformed_message", inside=None),
+    # Upstream's loop asks its gate in JSON, and ends when that cannot be written or read.
+    "writes what JSON cannot hold": _scored("malformed_message", inside=None),
     "nested too deeply": _scored("malformed_message", inside=None),
     "overflows its context": _scored("context_overflow", source="budget"),
     "never stops writing": _scored("agent_timeout", source="budget"),

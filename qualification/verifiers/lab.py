@@ -309,6 +309,10 @@ _TWINS: dict[str, Callable[[Any], Sequence[Reply]]] = {
     "wrong number": lambda scripts: says(scripts["wrong"]),
     "cut by its length": lambda scripts: [*says(scripts["oracle"])[:-1], Says("4", finish_reason="length")],
     "refused after a malformed call": lambda scripts: [MALFORMED[0], Break.HTTP_400],
+    "writes what JSON cannot hold": lambda scripts: [
+        Says(calls=(ToolCall("calculator", '{"expression": 1e999}'),)),
+        *says(scripts["oracle"]),
+    ],
     "nested too deeply": lambda scripts: [Says(calls=(ToolCall("lookup", "[" * 5000),)), *says(scripts["oracle"])],
     "overflows its context": lambda scripts: [says(scripts["oracle"])[0], Break.OVERFLOW],
     "never stops writing": lambda scripts: [says(scripts["oracle"])[0], Break.ENDLESS],
@@ -320,7 +324,6 @@ MALFORMED = [
         ("lookup", "{"),
         ("lookup", '["L-1000"]'),
         ("lookup", '{"id": "L-1000"}'),
-        ("lookup", '{"record_id": 1e999}'),
         ("calculator", '{"expression": "9**9**9"}'),
         ("nachschlagen", "{}"),
     )

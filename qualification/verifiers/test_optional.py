@@ -70,7 +70,7 @@ def test_saved_rollouts_score_again_and_resume(lab: Lab, evidence: Evidence) -> 
         "redone": [json.loads(line)["task"]["key"] for line in second if line not in first],
         "after": len(second),
     }
-    evidence.measure(scores={scripts[key].name: trace["rewards"]["strict"]["score"] for key, trace in replayed.items()})
+    evidence.measure(scores={scripts[key].name: of_trace(trace)[1] for key, trace in replayed.items()})
     expected = {
         "replayed": {key: trace["rewards"] for key, trace in played.traces.items()},
         "kept": ["v1/dev/3/0", "v1/dev/3/1"],

@@ -15,7 +15,7 @@ from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.files import sha256_file
 from harness.run import Run
-from qualification.nemo.wire import installed_digest
+from qualification.subjects import installed_digest
 from qualification.verifiers.expected import FAULTS, READ_S, REQUEST_FIELDS, SCRIPTED_TURNS, Seen, of_trace, tampered
 from qualification.verifiers.lab import MANY, ONE, Lab, classified
 

@@ -1,0 +1,187 @@
+"""How fast the OpenEnv server and bridge are, against upstream's own echo environment and its bare SDK client."""
+
+import json
+import secrets
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from gyms.blocking import BlockingGym
+from gyms.german_orders import GermanOrders
+from gyms.openenv.client import OpenEnvGym
+from harness.bench import (
+    CALLS_PER_SESSION,
+    ROUNDS,
+    SESSIONS,
+    WARM_UP_SESSIONS,
+    Figure,
+    Say,
+    growth_figures,
+    owned,
+    paired_figure,
+)
+from harness.errors import HarnessError, ServerFailed
+from harness.process import Launch, Owner, Server, child_environment, start_server
+from harness.services import GymService, start_bridge, start_openenv
+from harness.stacks import Stack, find_stack
+from harness.stage import stage
+
+TASK = "v1/dev/0/0"
+STEPS_PER_BLOCK = 1500
+"""Enough CPU time to be counted in ticks of 10 ms."""
+CALCULATION = {"tool": "calculator", "arguments": '{"expression":"12*8-3"}'}
+
+
+def bench_openenv(say: Say) -> list[Figure]:
+    """Measure the OpenEnv server, and the bridge in front of it; raises HarnessError."""
+    stack = find_stack("openenv")
+    with owned() as (folder, owner):
+        subject = stage(folder / "subject")
+        say("starting the German server, its bridge, and upstream's echo environment")
+        served = start_openenv(stack, subject, owner, folder / "german")
+        start_cpu_s = served.server.cpu_s()
+        bridge = start_bridge(stack, subject, owner, folder / "bridge", url=served.server.url, secret=served.secret)
+        echo = _start_echo(stack, owner, folder / "echo")
+        figures = [
+            Figure("start to healthy, server", start_cpu_s, 3.0, "CPU-s"),
+            Figure("start to healthy, bridge", bridge.cpu_s(), 3.0, "CPU-s"),
+        ]
+        # On the fresh server: later blocks would have grown it already.
+        say(f"{SESSIONS} sessions one after another, after {WARM_UP_SESSIONS} of warm-up")
+        figures += growth_figures(served.server, lambda count: _episodes(served, count))
+        say(f"{ROUNDS} interleaved pairs of {STEPS_PER_BLOCK} steps")
+        name = "server CPU per step over upstream's echo"
+        step = {**CALCULATION, "call_id": None}
+        figures.append(
+            paired_figure(name, lambda: _block(served.server, step), lambda: _block(echo, {"message": "12*8-3"}), 1.15)
+        )
+        say(f"{ROUNDS} interleaved pairs of {CALLS_PER_SESSION} calls, client with bridge and bare SDK client")
+        figures.append(_bridge_wall(stack, served, bridge, folder))
+        return figures
+
+
+def _start_echo(stack: Stack, owner: Owner, folder: Path) -> Server:
+    """Start what ``openenv init`` writes: upstream's own environment, which echoes what it is told."""
+    folder.mkdir()
+    script = Path(stack.python).with_name("openenv")
+    environment = child_environment({"HF_HUB_OFFLINE": "1"}, folder)
+    made = subprocess.run(
+        [stack.python, "-P", script, "init", "echo_env"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if made.returncode:
+        raise HarnessError(f"openenv init failed: {made.stdout[-300:]}{made.stderr[-300:]}")
+
+    def launch(port: int) -> Launch:
+        uvicorn = ("-m", "uvicorn", "echo_env.server.app:app", f"--port={port}", "--log-level=warning")
+        return Launch((stack.python, "-P", *uvicorn), {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"})
+
+    def identify(server: Server) -> tuple[str, int]:
+        answer = httpx.get(f"{server.url}/health", trust_env=False, timeout=30.0)
+        if answer.status_code != httpx.codes.OK:
+            raise ServerFailed(f"upstream's echo environment is not healthy: {answer.text[:200]}")
+        # It names no process; the port was seen to be held by the one that was started.
+        return owner.nonce, server.pid
+
+    return start_server("echo", launch, identify, owner=owner, folder=folder)
+
+
+def _socket(stack: ExitStack, server: Server) -> ClientConnection:
+    opening = connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None, compression=None, ping_interval=None)
+    return stack.enter_context(opening)
+
+
+def _ask(socket: ClientConnection, **frame: object) -> dict[str, object]:
+    socket.send(json.dumps(frame))
+    answer = json.loads(socket.recv(timeout=30))
+    if answer["type"] == "error":
+        raise HarnessError(f"a benchmarked server refused: {answer['data']}")
+    return answer
+
+
+def _block(server: Server, step: dict[str, object]) -> float:
+    """Return a server's CPU seconds per step, in one session."""
+    with ExitStack() as stack:
+        socket = _socket(stack, server)
+        _ask(socket, type="reset", data={})
+        before = server.cpu_s()
+        for _ in range(STEPS_PER_BLOCK):
+            _ask(socket, type="step", data=step)
+        return (server.cpu_s() - before) / STEPS_PER_BLOCK
+
+
+def _episodes(served: GymService, count: int) -> None:
+    script = GermanOrders().scripts(TASK)["oracle"]
+    ending = {"secret": served.secret, "answer": script.answer}
+    for _ in range(count):
+        with ExitStack() as stack:
+            socket = _socket(stack, served.server)
+            _ask(socket, type="reset", data={"task_id": TASK, "episode_id": secrets.token_hex(16)})
+            for call in script.calls:
+                _ask(socket, type="step", data={"tool": call.tool, "arguments": call.arguments})
+            _ask(socket, type="step", data={"verification": ending})
+
+
+def _bridge_wall(stack: Stack, served: GymService, bridge: Server, folder: Path) -> Figure:
+    """Measure calls through client and bridge over steps of upstream's bare SDK client, in wall time."""
+    sdk = subprocess.Popen(
+        [stack.python, "-P", "-c", SDK_LOOP, served.server.url, json.dumps(CALCULATION), str(CALLS_PER_SESSION)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment({"HF_HUB_OFFLINE": "1"}, folder),
+    )
+    gym = BlockingGym(OpenEnvGym(bridge.port, served.secret, GermanOrders(), blocking=True))
+
+    def through_bridge() -> float:
+        with gym.open(TASK) as session:
+            started = time.perf_counter()
+            for _ in range(CALLS_PER_SESSION):
+                session.call(str(CALCULATION["tool"]), str(CALCULATION["arguments"]))
+            return time.perf_counter() - started
+
+    def through_sdk() -> float:
+        assert sdk.stdin is not None
+        assert sdk.stdout is not None
+        sdk.stdin.write("\n")
+        sdk.stdin.flush()
+        return float(sdk.stdout.readline())
+
+    try:
+        with gym:
+            # Wall time is noisier than CPU time, and a block is short: more of them.
+            name = "bridge round trip over a bare SDK client"
+            return paired_figure(name, through_bridge, through_sdk, 1.5, rounds=5 * ROUNDS)
+    finally:
+        sdk.kill()
+        sdk.communicate()
+
+
+SDK_LOOP = """
+import asyncio, json, sys, time
+from openenv.core.generic_client import GenericEnvClient
+
+async def block(url, step, count):
+    async with GenericEnvClient(base_url=url) as client:
+        await client.reset()
+        started = time.perf_counter()
+        for _ in range(count):
+            await client.step(step)
+        return time.perf_counter() - started
+
+async def main():
+    url, step, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    while sys.stdin.readline():
+        print(await block(url, step, count), flush=True)
+
+asyncio.run(main())
+"""

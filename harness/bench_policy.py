@@ -1,0 +1,32 @@
+"""How fast the embedded policy is built and plays, measured in a process of its own: nothing here loads torch."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+
+from harness.bench import Figure, Say
+from harness.errors import HarnessError, NotTestable
+from harness.files import ROOT
+
+
+def bench_policy(say: Say) -> list[Figure]:
+    """Run ``trainer.bench`` and return its figures; raises HarnessError."""
+    if find_spec("torch") is None or find_spec("trl") is None:
+        raise NotTestable("measuring a policy needs torch and trl; run: make setup-train")
+    figures = []
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-m", "trainer.bench"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in map(json.loads, process.stdout):
+                if "say" in line:
+                    say(line["say"])
+                else:
+                    figures.append(Figure(**line))
+        if process.returncode:
+            errors.seek(0)
+            tail = "\n".join(errors.read().splitlines()[-12:])
+            raise HarnessError(f"trainer.bench ended with {process.returncode}:\n{tail}")
+    return figures

@@ -48,10 +48,10 @@ class Verifiers:
             for link in self.folder.glob("*/logs/latest"):
                 link.unlink()
 
-    def evaluate(self, run: str, *arguments: str, limit_s: float = LIMIT_S) -> "Run":
-        """Run ``vf-eval`` on the environment, without upload; raises ServerFailed if it ends without rollouts."""
+    def evaluate(self, run: str, *arguments: str, limit_s: float = LIMIT_S, environment: str = ENVIRONMENT) -> "Run":
+        """Run ``vf-eval`` on an environment, without upload; raises ServerFailed when it hangs."""
         local = ("--no-push", "--no-rich", "-o", str(self.folder), "--run.name", run)
-        ended = self.command("vf-eval", ENVIRONMENT, *arguments, *local, limit_s=limit_s)
+        ended = self.command("vf-eval", environment, *arguments, *local, limit_s=limit_s)
         return Run(self.folder / run, ended)
 
     def play(self, run: str, plan: Mapping[str, Any], *options: str, limit_s: float = LIMIT_S) -> "Run":

@@ -6,7 +6,9 @@ ENVIRONMENT = "verifiers_environment"
 """Id of the environment."""
 FIXTURE = "fixture_harness"
 """Id of the harness that plays scripts."""
-TOP_LEVEL = (f"{ENVIRONMENT}.py", f"{FIXTURE}.py")
+TRIVIAL = "trivial_environment"
+"""Id of the reference of benchmarks."""
+TOP_LEVEL = (f"{ENVIRONMENT}.py", f"{FIXTURE}.py", f"{TRIVIAL}.py")
 """Modules that upstream imports by id: staged outside the package, beside it on ``PYTHONPATH``."""
 API_KEY_VARIABLE = "LOCAL_MODEL_API_KEY"
 

@@ -1,9 +1,6 @@
 """The runs that the Verifiers checks look at, each played once per session and once per planted defect."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
@@ -22,6 +19,7 @@ from harness.process import Finished, Server
 from harness.rollouts import Run as Rollouts
 from harness.rollouts import Verifiers
 from harness.run import Run
+from qualification.commands import run_module
 from qualification.verifiers.model_server import Break, ModelServer, Reply, Says, says
 from qualification.verifiers.token_tap import Exchange, Spoil, TokenTap
 
@@ -265,15 +263,7 @@ class Lab:
 
 def classified(folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run the classifier as a command, by this interpreter; return its exit code and its rows by task key."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "gyms.verifiers.classify", str(folder), "--json"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_module("gyms.verifiers.classify", folder, "--json")
     rows = json.loads(ended.stdout)["rollouts"] if ended.stdout else []
     return ended.returncode, {row["task"]: row for row in rows}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gyms import loaded
-from gyms.verifiers.launch import TOP_LEVEL
+from gyms.verifiers.launch import ENVIRONMENT, FIXTURE
 from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.files import sha256_file
@@ -200,7 +200,7 @@ def test_runs_repeat_and_name_what_they_are(lab: Lab, run: Run, evidence: Eviden
     identity = Seen.identity(played.episodes[0]["traces"][0])
     staged = run.subject.python_path
     files = {name: staged / name for name in identity.sources if name.startswith("gyms/")}
-    files |= {name: run.subject.verifiers_modules / name for name in TOP_LEVEL}
+    files |= {name: run.subject.verifiers_modules / name for name in (f"{ENVIRONMENT}.py", f"{FIXTURE}.py")}
     bare = lab.dry_run()["env"]["agent"]
     seen: Mapping[str, Any] = {
         "tasks": Seen.tasks(played) == Seen.tasks(other),

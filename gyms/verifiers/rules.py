@@ -29,7 +29,15 @@ from enum import StrEnum
 from typing import Any
 
 from gyms.base import Kind
-from gyms.verifiers.evidence import Trace, Transcript, disagreement, read_transcript, unserved, verdict_of
+from gyms.verifiers.evidence import (
+    Trace,
+    Transcript,
+    disagreement,
+    episode_of,
+    read_transcript,
+    unserved,
+    verdict_of,
+)
 
 LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 """Stop conditions by which upstream ends a rollout that is over a budget."""
@@ -102,12 +110,15 @@ def fault_of(trace: Trace) -> Finding | None:
     if stop in ("setup_timeout", "finalize_timeout", "scoring_timeout"):
         return _fault(Kind.TIMEOUT, "environment", stop)
     if stop == "agent_timeout":
-        return _time_out(trace, transcript, tools)
-    error = _last_call_error(trace)
-    if error and not _is_overflow(error):
-        return _provider_fault(error)
-    if transcript.turns == 0:
-        return _fault(Kind.PROTOCOL, "model server" if error else "harness", "no model request was answered")
+        stood_still = _time_out(trace, transcript, tools)
+        if stood_still:
+            return stood_still
+    else:
+        error = _last_call_error(trace)
+        if error and not _is_overflow(error):
+            return _provider_fault(error)
+        if transcript.turns == 0:
+            return _fault(Kind.PROTOCOL, "model server" if error else "harness", "no model request was answered")
     lacking = lacking_tokens(trace)
     if lacking:
         return _fault(Kind.PROTOCOL, "model server", lacking)
@@ -158,13 +169,15 @@ def _classify(trace: Trace) -> Finding:
     fault = fault_of(trace)
     if fault:
         return fault
-    episode = trace["info"]["episode"]
+    episode = episode_of(trace["task"]["data"]["task_id"], read_transcript(trace), bool(budget_of(trace)))
     verdict = verdict_of(episode)
     rewards = trace["rewards"]
     if rewards.get(REWARD) is None:
         return _fault(Kind.SERVICE_ERROR, "environment", "it was not scored")
-    if rewards != {REWARD: {"score": verdict.reward, "weight": 1.0}} or verdict.truncated != bool(budget_of(trace)):
-        return _fault(Kind.REPLAY_DISAGREEMENT, "environment", f"rewards {rewards}, the replay says {verdict.reward}")
+    kept = trace["info"]["episode"]
+    if {"answer": None, **kept} != episode or rewards != {REWARD: {"score": verdict.reward, "weight": 1.0}}:
+        detail = f"it was scored {rewards} as {kept}, the transcript is {episode} and worth {verdict.reward}"
+        return _fault(Kind.REPLAY_DISAGREEMENT, "environment", detail)
     if verdict.truncated:
         return Finding(Source.BUDGET, budget_of(trace), verdict.reward)
     return Finding(Source.MODEL, verdict.outcome, verdict.reward)

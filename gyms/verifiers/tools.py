@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class GermanOrdersToolset(vf.Toolset[vf.SharedToolsetConfig, EpisodeState]):
     async def call(self, tool: str, arguments: object) -> CallToolResult:
         """Execute one call of the rollout whose state is bound; never raises."""
         state = self.state
-        state.core = loaded.core_digest(loaded.executed())
+        state.core = _core()
         text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
         try:
             observation = await self.observe(state, Call(tool, text))
@@ -101,6 +102,11 @@ class GermanOrdersToolset(vf.Toolset[vf.SharedToolsetConfig, EpisodeState]):
         await carry_out(state.fault)
         before = [Call(served.tool, served.arguments) for served in state.served]
         return replay(find_task(state.task_id), [*before, call], None)[0][-1]
+
+
+@cache
+def _core() -> str:
+    return loaded.core_digest(loaded.executed())
 
 
 async def carry_out(fault: str) -> None:

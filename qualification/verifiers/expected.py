@@ -19,6 +19,9 @@ READ_S = 30.0
 REQUEST_FIELDS = {"messages", "model", "stream", "stream_options", "tools", "headers"}
 """What upstream's null harness sends; ``headers`` is where the scripted server keeps what came with it."""
 
+PAID = ["oracle", "a turn of several calls"]
+"""Scripted episodes that take the whole right path."""
+
 SCRIPTED_TURNS = {
     "calls": 0,
     "harness": "fixture_harness",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from shutil import copy2
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import httpx
 
@@ -33,6 +33,22 @@ DOCUMENTED = (
 
 MANY = tuple(f"v1/dev/7/{index}" for index in range(16))
 ONE = "v1/dev/0/0"
+
+
+class Played(NamedTuple):
+    """A scripted episode and how it is played."""
+
+    script: Script
+    truncated: bool = False
+    at_once: bool = False
+    """All calls stand in one message."""
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it as a row of the taskset holds it."""
+        calls = [[call.tool, call.arguments] for call in self.script.calls]
+        flags = {"truncated": self.truncated, "at_once": self.at_once}
+        return {"calls": calls, "answer": self.script.answer, **flags}
+
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -93,26 +109,31 @@ class Lab:
         return [json.loads(line) for line in lines]
 
     @once
-    def interleaved(self) -> tuple[Rollouts, dict[str, Script]]:
+    def interleaved(self) -> tuple[Rollouts, dict[str, Played]]:
         """Sixteen tasks at once, solved and failed in turn; by task key what was played."""
-        scripts = {
-            task: self.orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(MANY)
-        }
-        return self._scripted("interleaved", scripts), scripts
+        scripts = [self.orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(MANY)]
+        played = {task: Played(script) for task, script in zip(MANY, scripts, strict=True)}
+        return self._scripted("interleaved", played), played
 
     @once
-    def near_misses(self) -> tuple[Rollouts, dict[str, Script]]:
-        """Every scripted episode of one task; by task key what was played."""
+    def near_misses(self) -> tuple[Rollouts, dict[str, Played]]:
+        """Every scripted episode of one task, and some by budget, format and order; by task key what was played."""
         named = self.orders.scripts(ONE)
-        text = Script("extra text", named["oracle"].calls, f"Es sind {named['oracle'].answer}.")
-        numbered = enumerate([*named.values(), text], 1)
-        scripts = {ONE if number == 1 else f"{ONE}#{number}": script for number, script in numbered}
-        return self._scripted("near-misses", scripts), scripts
+        calls, answer = named["oracle"].calls, named["oracle"].answer
+        episodes = [
+            *(Played(script) for script in named.values()),
+            Played(Script("extra text", calls, f"Es sind {answer}.")),
+            Played(Script("cut off", calls, answer), truncated=True),
+            Played(Script("a turn of several calls", (*calls, *calls[::-1]), answer), at_once=True),
+            Played(Script("calculated before looked up", calls[::-1], answer)),
+        ]
+        played = {ONE if number == 1 else f"{ONE}#{number}": each for number, each in enumerate(episodes, 1)}
+        return self._scripted("near-misses", played), played
 
-    def _scripted(self, run: str, scripts: Mapping[str, Script]) -> Rollouts:
+    def _scripted(self, run: str, played: Mapping[str, Played]) -> Rollouts:
         file = self.verifiers.folder / f"{run}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        rows = [{"task_id": key.partition("#")[0], "script": as_data(script)} for key, script in scripts.items()]
+        rows = [{"task_id": key.partition("#")[0], "script": each.as_data()} for key, each in played.items()]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.verifiers.evaluate(run, *FIXTURE, "--env.taskset.rollouts", str(file))
 
@@ -232,7 +253,7 @@ class Lab:
         """A run of three rollouts, one of them without a reward, and what ``--resume`` makes of it: the saved lines."""
         rows = [
             {"task_id": "v1/dev/3/0"},
-            {"task_id": "v1/dev/3/1", "script": as_data(self.orders.scripts("v1/dev/3/1")["wrong"])},
+            {"task_id": "v1/dev/3/1", "script": Played(self.orders.scripts("v1/dev/3/1")["wrong"]).as_data()},
             {"task_id": "v1/dev/3/2", "fault": "scoring_hangs"},
         ]
         file = self.verifiers.folder / "resumed.jsonl"
@@ -249,7 +270,7 @@ class Lab:
         """Four scripted rollouts in process, and the same through upstream's environment server and its client."""
         tasks = ("v1/dev/4/0", "v1/dev/4/1", "v1/dev/4/2", "v1/dev/4/3")
         names = ("oracle", "wrong", "guess", "malformed")
-        scripts = [as_data(self.orders.scripts(task)[name]) for task, name in zip(tasks, names, strict=True)]
+        scripts = [Played(self.orders.scripts(task)[name]).as_data() for task, name in zip(tasks, names, strict=True)]
         rows = [{"task_id": task, "script": script} for task, script in zip(tasks, scripts, strict=True)]
         agent = {"harness": {"id": "fixture_harness"}, "runtime": {"type": "subprocess"}}
         plan = {"env": {"agent": agent}, "stages": [rows]}
@@ -373,8 +394,3 @@ SPOILS: dict[str, Spoil | None] = {
     "of another token": lambda choice: _first(choice, token="token_id:1"),
 }
 """What becomes of the log-probabilities that a server returns."""
-
-
-def as_data(script: Script) -> dict[str, Any]:
-    """Return a scripted episode as a row of the taskset holds it."""
-    return {"calls": [[call.tool, call.arguments] for call in script.calls], "answer": script.answer}

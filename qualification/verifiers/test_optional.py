@@ -60,7 +60,7 @@ def test_tokens_that_cannot_be_trained_are_infrastructure(lab: Lab, evidence: Ev
 @check("VF-O-03", broken="evidence_stays_in_the_state")
 def test_saved_rollouts_score_again_and_resume(lab: Lab, evidence: Evidence) -> None:
     """Replay MUST give every saved rollout its reward again; resume MUST keep what is scored and redo what is not."""
-    played, scripts = lab.near_misses()
+    played, episodes = lab.near_misses()
     first, second = lab.resumed()
     replayed = lab.replayed(played).traces
     kept = [line for line in first if line in second]
@@ -70,7 +70,7 @@ def test_saved_rollouts_score_again_and_resume(lab: Lab, evidence: Evidence) -> 
         "redone": [json.loads(line)["task"]["key"] for line in second if line not in first],
         "after": len(second),
     }
-    evidence.measure(scores={scripts[key].name: of_trace(trace)[1] for key, trace in replayed.items()})
+    evidence.measure(scores={episodes[key].script.name: of_trace(trace)[1] for key, trace in replayed.items()})
     expected = {
         "replayed": {key: trace["rewards"] for key, trace in played.traces.items()},
         "kept": ["v1/dev/3/0", "v1/dev/3/1"],
@@ -78,7 +78,7 @@ def test_saved_rollouts_score_again_and_resume(lab: Lab, evidence: Evidence) -> 
         "after": 3,
     }
     assert seen == expected, explain(
-        subject="nine saved rollouts through vf-replay; a run of three, one never scored, through vf-eval --resume",
+        subject="twelve saved rollouts through vf-replay; a run of three, one never scored, through vf-eval --resume",
         expected=expected,
         got=seen,
         cause="the verdict needs what a trace does not keep, or a rollout without a reward counts as done",

@@ -16,7 +16,16 @@ from harness.evidence import Evidence
 from harness.files import sha256_file
 from harness.run import Run
 from qualification.subjects import installed_digest
-from qualification.verifiers.expected import FAULTS, READ_S, REQUEST_FIELDS, SCRIPTED_TURNS, Seen, of_trace, tampered
+from qualification.verifiers.expected import (
+    FAULTS,
+    PAID,
+    READ_S,
+    REQUEST_FIELDS,
+    SCRIPTED_TURNS,
+    Seen,
+    of_trace,
+    tampered,
+)
 from qualification.verifiers.lab import MANY, ONE, Lab, classified
 
 pytestmark = [pytest.mark.gym("verifiers"), pytest.mark.cpu_smoke]
@@ -47,17 +56,18 @@ def test_the_fixture_plays_upstreams_whole_lifecycle(lab: Lab, run: Run, evidenc
 @check("VF-S-02", broken="the_number_alone_pays")
 def test_only_the_whole_right_path_is_paid(lab: Lab, evidence: Evidence) -> None:
     """A right number without the tools, with more text, or after a foreign record MUST be 0.0, and the rollout ok."""
-    played, scripts = lab.near_misses()
-    seen = {script.name: of_trace(played.traces[key]) for key, script in scripts.items()}
+    played, episodes = lab.near_misses()
+    seen = {each.script.name: of_trace(played.traces[key]) for key, each in episodes.items()}
     expected = {}
-    for script in scripts.values():
-        verdict = lab.orders.replay(ONE, script.calls, script.answer).verdict
-        expected[script.name] = (True, verdict.reward, "model", verdict.outcome)
+    for script, truncated, _ in episodes.values():
+        verdict = lab.orders.replay(ONE, script.calls, script.answer, truncated).verdict
+        cut = ("budget", "max_output_tokens") if truncated else ("model", verdict.outcome)
+        expected[script.name] = (True, verdict.reward, *cut)
     evidence.measure(outcomes={name: list(each) for name, each in seen.items()})
     paid = [name for name, each in seen.items() if each[1] != 0.0]
-    assert (seen, paid) == (expected, ["oracle"]), explain(
+    assert (seen, paid) == (expected, PAID), explain(
         subject="(ok, reward, source, outcome) of every scripted near miss, and which are paid",
-        expected=(expected, ["oracle"]),
+        expected=(expected, PAID),
         got=(seen, paid),
         cause="the reward is not the core's strict verdict of the calls as they were written",
     )
@@ -66,12 +76,13 @@ def test_only_the_whole_right_path_is_paid(lab: Lab, evidence: Evidence) -> None
 @check("VF-S-03", broken="state_of_the_process")
 def test_sixteen_rollouts_on_one_tool_server_are_isolated(lab: Lab, evidence: Evidence) -> None:
     """Sixteen concurrent rollouts on the shared tool server MUST each see their own record and get their own reward."""
-    played, scripts = lab.interleaved()
+    played, episodes = lab.interleaved()
     traces = {task: played.traces[task] for task in MANY}
     seen: dict[str, object] = {task: (*Seen.observations(trace), of_trace(trace)[1]) for task, trace in traces.items()}
     expected: dict[str, object] = {}
     for task in MANY:
-        replay = lab.orders.replay(task, scripts[task].calls, scripts[task].answer)
+        script = episodes[task].script
+        replay = lab.orders.replay(task, script.calls, script.answer)
         expected[task] = (*(each.text for each in replay.observations), replay.verdict.reward)
     seen["at once"] = Seen.most_at_once(traces.values()) >= 8
     seen["tool servers"] = played.ended.output.count("shared tool server '")

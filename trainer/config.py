@@ -1,0 +1,132 @@
+"""The frozen configuration of a training run: one ``training.json``, every field of it documented, none unknown."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+
+FORMAT = "gymqual.training/1"
+CONFIG = "training.json"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Lora(_Frozen):
+    """The adapter that is trained (peft)."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    targets: str | tuple[str, ...] = "all-linear"
+    """Module names, or ``all-linear``. Dropout is 0: a dropped weight is noise that no replay repeats."""
+
+
+class Shaping(_Frozen):
+    """The reward that is trained on: a sum of milestones. Strict success alone is ever reported as success."""
+
+    strict: float = 1.0
+    lookup: float = 0.0
+    calculation: float = 0.0
+    answer: float = 0.0
+
+    def shape(self, strict: bool, parts: dict[str, float]) -> float:
+        """Return the shaped reward of a verdict."""
+        weighted = {name: getattr(self, name) for name in ("lookup", "calculation", "answer")}
+        return self.strict * strict + sum(weight * parts.get(name, 0.0) for name, weight in weighted.items())
+
+
+class Bands(_Frozen):
+    """How far measured and recomputed may lie apart before a run is stopped."""
+
+    cosine: float = 1e-3
+    """Of 1: the trainer's gradient against the oracle's."""
+    norm_ratio: float = 0.01
+    """Of 1: their norms."""
+    logprob_gap: float = 1e-3
+    """Largest difference of the sampler's and the loss's log-probability, at equal weights, nats."""
+
+
+class TrainingConfig(_Frozen):
+    """One training run."""
+
+    format: Literal["gymqual.training/1"] = "gymqual.training/1"
+    gym: Literal["nemo", "openenv"] = "nemo"
+    policy: str = "mini"
+    """Name of an embedded policy, or a directory of a causal LM."""
+    policy_weights: str = ""
+    """sha256 of the policy's weights; empty: whatever is there. Another policy is refused."""
+    core: str = ""
+    """sha256 of the task core that the pool was made for; empty: the present one. Another core is refused."""
+    seed: int = Field(default=43, ge=0)
+    """Of sampling, adapter initialisation and order."""
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """The frozen task pool, in the order of training. Each step takes the next ``groups_per_step``."""
+    steps: int = Field(default=8, ge=1)
+    """Optimizer steps."""
+    groups_per_step: int = Field(default=1, ge=1)
+    group_size: int = Field(default=4, ge=2)
+    """Rollouts of one task that are compared with each other."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Constant, AdamW without weight decay: decay alone would change tensors."""
+    max_gradient_norm: float = Field(default=1.0, gt=0)
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term against the policy without its adapter."""
+    temperature: float = Field(default=1.0, gt=0)
+    max_completion_tokens: int = Field(default=128, ge=1)
+    """Of a rollout: sampled tokens and observations together."""
+    max_tool_rounds: int = Field(default=3, ge=1)
+    """Turns with tool calls that are answered."""
+    deadline_s: float = Field(default=30.0, gt=0)
+    """Of one gym call, seconds."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    lora: Lora = Lora()
+    shaping: Shaping = Shaping()
+    bands: Bands = Bands()
+    oracle_steps: tuple[int, ...] | Literal["first, second, last", "every"] = "first, second, last"
+    """Steps whose gradient is computed a second time."""
+
+    @model_validator(mode="after")
+    def _pool_is_large_enough(self) -> "TrainingConfig":
+        needed = self.steps * self.groups_per_step
+        if len(set(self.tasks)) != len(self.tasks):
+            raise ValueError("tasks: a task stands in the pool twice")
+        if needed > len(self.tasks):
+            raise ValueError(f"tasks: {self.steps} steps of {self.groups_per_step} groups need {needed} tasks")
+        return self
+
+    def oracle_at(self, step: int) -> bool:
+        """Whether the gradient of a step, counted from 1, is computed a second time."""
+        if self.oracle_steps == "every":
+            return True
+        chosen = (1, 2, self.steps) if isinstance(self.oracle_steps, str) else self.oracle_steps
+        return step in chosen
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """Read a training.json; raises HarnessError naming the field that is wrong."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise HarnessError(
+            f"{path} cannot be read ({error}); make one with python -m trainer.prepare RUN_DIR"
+        ) from None
+    if isinstance(data, dict) and "arms" in data:
+        raise HarnessError(f"{path} is the plan of an experiment; run it with python -m trainer.schedule")
+    try:
+        return TrainingConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise HarnessError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}") from None
+
+
+def write_config(config: TrainingConfig, path: Path) -> None:
+    """Write a training.json."""
+    write_atomically(path, readable_json(config.model_dump(mode="json")))

@@ -1,0 +1,164 @@
+"""The manifest of a training run: what the run directory claims, each claim derivable from its other files.
+
+``python -m trainer.replay_audit RUN_DIR`` derives them again. Written last and atomically.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import HarnessError
+from harness.files import readable_json, sha256_file, write_atomically
+from harness.manifest import MANIFEST, GymRecord, Sha256
+from trainer.config import TrainingConfig
+from trainer.trace import Step
+
+FORMAT = "gymqual.training-run/1"
+TRACE = "trace.jsonl"
+INITIAL_ADAPTER = "initial_adapter"
+ADAPTER = "adapter"
+COMPLETED = "completed"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PolicyRecord(_Model):
+    """The policy that was trained, without its adapter; see ``trainer.policy.PolicyIdentity``."""
+
+    name: str
+    architecture: str
+    parameters: int
+    config: Sha256
+    tokenizer: Sha256
+    chat_template: Sha256
+    weights: Sha256
+
+
+class TokenTotals(_Model):
+    """Token ids over all rows of the trace."""
+
+    sampled: int
+    """Trained: sampled by the assistant, mask 1."""
+    external: int
+    """Excluded: observations and the template's framing inside completions, mask 0. Prompts are not counted."""
+    cut: int
+    """Sampled, but cut off by a budget and neither trained nor kept."""
+
+
+class ReplayTotals(_Model):
+    """How the gym's answers were held against the local core."""
+
+    episodes: int
+    observations: int
+    disagreements: int
+
+
+class TensorTotals(_Model):
+    """The adapter's tensors, ``initial_adapter`` against ``adapter``; see ``trainer.tensors.Change``."""
+
+    trainable: int
+    changed: int
+    with_gradient: int
+    """Tensors with a nonzero gradient in at least one step."""
+    unchanged: tuple[str, ...]
+    elements_changed: float
+    """Share of all elements, 0 to 1."""
+    update_ratio: dict[str, float | None]
+    """By tensor, norm of the update over norm before it; null where that is 0, as of a fresh LoRA B."""
+
+
+class StepRecord(_Model):
+    """One optimizer step; see ``trainer.trace.Step``."""
+
+    step: int
+    strict: float
+    reward: float | None
+    groups: int
+    varied_groups: int
+    nothing_to_learn: str
+    gradient_norm: float
+    learning_rate: float
+    policy_after: Sha256
+    logprob_gap_max: float | None
+
+
+class TrainingRun(_Model):
+    """Everything a training run claims."""
+
+    format: Literal["gymqual.training-run/1"] = FORMAT
+    outcome: str
+    """``completed``, or ``stopped: `` and why."""
+    config: TrainingConfig
+    """Content of training.json."""
+    policy: PolicyRecord
+    gym: GymRecord
+    """What the gym said it is."""
+    core: Sha256
+    """sha256 of the task core that the replay during training executed."""
+    consumed_tasks: dict[str, int]
+    """Rollouts of each task that stand as rows in the trace."""
+    tokens: TokenTotals
+    replay: ReplayTotals
+    tensors: TensorTotals | None
+    """Null if the run stopped before it saved an adapter."""
+    steps: tuple[StepRecord, ...]
+    strict_training_success: float | None
+    """Share of strict success among all rows; null if there are none."""
+    mean_shaped_reward: float | None
+    """Mean reward that was trained on, over all rows that have one; null if there are none."""
+    scores_are: Literal["not a held-out score"] = "not a held-out score"
+    """What the two numbers above are: a record of training rollouts."""
+    varied_groups: int
+    """Groups, over all steps, whose rewards differed."""
+    deviations: tuple[str, ...]
+    """What was not as it should be and was allowed; not derivable."""
+    seconds: float
+    """Wall time of training; not derivable."""
+    files: dict[str, Sha256]
+    """sha256 of every file of the run directory but the manifest, by path."""
+
+
+def step_record(step: Step) -> StepRecord:
+    """Return what the manifest keeps of a step of the trace."""
+    return StepRecord.model_validate(step.model_dump(include=set(StepRecord.model_fields)))
+
+
+def list_files(folder: Path) -> dict[str, Sha256]:
+    """Hash every regular file of a run directory but its manifest, in path order."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return {name: sha256_file(path) for name, path in names.items() if name != MANIFEST}
+
+
+def to_bytes(run: TrainingRun) -> bytes:
+    """Return the one form in which a manifest is written."""
+    return readable_json(run.model_dump(mode="json"))
+
+
+def write(run: TrainingRun, folder: Path) -> Path:
+    """Write the manifest of a run directory; return its path."""
+    path = folder / MANIFEST
+    write_atomically(path, to_bytes(run))
+    return path
+
+
+def read(folder: Path) -> TrainingRun:
+    """Read a run directory's manifest; raises HarnessError naming what is wrong with it."""
+    path = folder / MANIFEST
+    try:
+        return TrainingRun.model_validate_json(path.read_bytes())
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise HarnessError(f"{path} {reason}: not a training run, or the run did not end; run it again") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise HarnessError(f"{path} is not a whole manifest of {FORMAT} ({where}: {first['msg']})") from None
+
+
+def schema() -> bytes:
+    """Return the JSON Schema of a manifest, as it stands in ``reports/schema/training-run.schema.json``."""
+    return readable_json({"title": FORMAT, **TrainingRun.model_json_schema()})

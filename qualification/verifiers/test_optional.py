@@ -107,6 +107,7 @@ def test_the_environment_server_plays_the_same_rollouts(lab: Lab, evidence: Evid
     )
 
 
+@pytest.mark.timeout(900)
 @check("VF-O-05", broken="answers_are_cut")
 def test_a_real_model_plays_by_the_documented_command(lab: Lab, evidence: Evidence) -> None:
     """The documented command MUST play a real model's rollouts to a reward each, its calls answered by the tools."""

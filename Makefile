@@ -21,7 +21,7 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 .PHONY: qualify test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
-qualify: setup
+qualify: setup setup-train
 	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification) and not slow" --gym $(GYM) $(PYTEST_ARGS)
 
 test: setup setup-train lint

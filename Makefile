@@ -21,8 +21,7 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 .PHONY: qualify test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
-# Verifiers' optional checks sample the embedded policy, which needs torch; the other gyms do without.
-qualify: setup $(if $(filter all verifiers,$(GYM)),setup-train)
+qualify: setup setup-train
 	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
 
 test: setup setup-train lint

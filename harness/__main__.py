@@ -18,7 +18,7 @@ from harness import __version__, manifest, stacks
 from harness.bench import Figure, Say
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
-from harness.bench_policy import bench_policy
+from harness.bench_trainer import bench_policy, bench_training
 from harness.bench_verifiers import bench_verifiers
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
@@ -31,6 +31,7 @@ BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
     "nemo": bench_nemo,
     "openenv": bench_openenv,
     "policy": bench_policy,
+    "training": bench_training,
     "verifiers": bench_verifiers,
 }
 
@@ -186,8 +187,10 @@ def _bench(options: argparse.Namespace) -> int:
 
         figures = BENCHES[options.subject](say)
     for figure in figures:
-        goal = f"{figure.value:8.3f} {figure.unit}, goal <= {figure.bound:g}"
-        _console.print(f"{'met   ' if figure.met else 'MISSED'}  {figure.name:<48} {goal:<32} {figure.note}".rstrip())
+        bounded = figure.bound != float("inf")
+        goal = f"{figure.value:8.3f} {figure.unit}" + (f", goal <= {figure.bound:g}" if bounded else "")
+        word = ("met" if figure.met else "MISSED") if bounded else ""
+        _console.print(f"{word:<6}  {figure.name:<48} {goal:<32} {figure.note}".rstrip())
     return 0 if all(figure.met for figure in figures) else 1
 
 

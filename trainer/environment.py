@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gyms.base import InfrastructureError, TaskSet, Verdict
+from gyms.base import InfrastructureError, Observation, TaskSet, ToolCall, Verdict
 from gyms.blocking import BlockingGym, BlockingSession
 
 PYTHON_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+AS_WRITTEN = "\0as written"
+"""Name under which arguments that are no JSON object are passed through a Python call, as the model wrote them."""
 
 
 class GymEnvironment:
@@ -23,22 +25,33 @@ class GymEnvironment:
     def __init__(self) -> None:
         self._session: BlockingSession | None = None
         self._fault: InfrastructureError | None = None
+        self._task_id = ""
+        self._calls: list[tuple[ToolCall, Observation]] = []
+        self._answer: str | None = None
+        self._truncated = False
+        self._verdict: Verdict | None = None
 
     def reset(self, **row: Any) -> None:
         """Begin the episode of ``row["task_id"]`` in a fresh session; raises InfrastructureError."""
         self._close()
         self._fault = None
-        self._session = self._gym.open(row["task_id"])
+        self._verdict = None
+        self._calls = []
+        self._task_id = row["task_id"]
+        self._session = self._gym.open(self._task_id)
 
     def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         assert self._session is not None, "TRL resets an environment before it calls a tool"
+        written = arguments.get(AS_WRITTEN, arguments)
+        text = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
         try:
-            text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-            return self._session.call(tool, text).text
+            observation = self._session.call(tool, text)
         except InfrastructureError as fault:
             # TRL shows the model whatever is raised here; the run ends where _raise_fault is asked.
             self._fault = fault
             raise
+        self._calls.append((ToolCall(tool, text), observation))
+        return observation.text
 
     def _raise_fault(self) -> None:
         """Raise the infrastructure failure that TRL has swallowed, if there was one."""
@@ -49,7 +62,9 @@ class GymEnvironment:
         """Judge the episode; raises InfrastructureError."""
         self._raise_fault()
         assert self._session is not None, "an episode is verified after it was reset"
-        return self._session.verify(answer, truncated)
+        self._answer, self._truncated = answer, truncated
+        self._verdict = self._session.verify(answer, truncated)
+        return self._verdict
 
     def _close(self) -> None:
         """Release the session. Idempotent."""
@@ -62,6 +77,20 @@ def environment_class(gym: BlockingGym, tasks: TaskSet) -> type[GymEnvironment]:
     """Return the class that TRL gets as ``environment_factory``: a method per tool, documented by its schema."""
     methods = {function["name"]: _method(function) for function in tasks.tools}
     return type("TaskEnvironment", (GymEnvironment,), {**methods, "_gym": gym, "__doc__": f"Episodes of {tasks.name}."})
+
+
+class AnyTool(dict[str, Callable[..., str]]):
+    """Tools by name, for TRL's loop: a name that the model made up is a call like any other, for the gym to judge."""
+
+    def __init__(self, environment: GymEnvironment, tools: Mapping[str, Callable[..., str]]) -> None:
+        super().__init__(tools)
+        self._environment = environment
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> Callable[..., str]:
+        return lambda **arguments: self._environment._call(name, arguments)
 
 
 def _method(function: Mapping[str, Any]) -> Callable[..., str]:

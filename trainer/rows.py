@@ -1,0 +1,130 @@
+"""Rebuilding trained rows from what was sampled, and what a row's rules are."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainer.errors import AuditError
+from trainer.recorder import Drawn
+from trainer.trace import Episode, Row, Span
+
+Turns = Sequence[Sequence[Drawn]]
+
+
+def rebuild(
+    prompt: Sequence[int], completion: Sequence[int], turns: Turns, budget: int, rollout: int
+) -> tuple[list[Span], int]:
+    """Return the spans of a completion by the recorded draws, and how many sampled ids a budget cut off.
+
+    Every draw's context must be all that stands before it in the row, and every drawn id must follow there; only
+    the last draw may have been cut, where the completion has used up its budget of ``budget`` ids. Raises
+    AuditError.
+    """
+    ids = [*prompt, *completion]
+    spans: list[Span] = []
+    position, cut = len(prompt), 0
+    for number, turn in enumerate(turns):
+        drawn = next((d for d in turn if not d.used and _continues(d, ids, position, budget + len(prompt))), None)
+        if drawn is None:
+            # A rollout that called no more tool has no further turn; what is left over is told by its ids.
+            break
+        drawn.used = True
+        start = len(drawn.context)
+        if start > position:
+            spans.append(Span(source="external", start=position - len(prompt), end=start - len(prompt)))
+        end = min(start + len(drawn.sampled), len(ids))
+        spans.append(Span(source="sampled", start=start - len(prompt), end=end - len(prompt)))
+        cut = start + len(drawn.sampled) - end
+        position = end
+        if cut:
+            break
+    if position != len(ids) or not spans:
+        offset = position - len(prompt)
+        detail = "ids that were not sampled follow" if spans else "no recorded draw is this row's"
+        raise AuditError("rows", detail, rollout=rollout, turn=sum(s.source == "sampled" for s in spans), offset=offset)
+    return spans, cut
+
+
+def _continues(drawn: Drawn, ids: Sequence[int], position: int, limit: int) -> bool:
+    start, end = len(drawn.context), len(drawn.context) + len(drawn.sampled)
+    if start < position or drawn.context != list(ids[:start]):
+        return False
+    rest = list(ids[start:end])
+    whole = rest == drawn.sampled
+    cut = len(ids) == limit and rest == drawn.sampled[: len(rest)]
+    return whole or cut
+
+
+def require_mask(mask: Sequence[int], spans: Sequence[Span], rollout: int) -> None:
+    """Raise AuditError unless the mask is 1 exactly on the sampled spans."""
+    due = [0] * len(mask)
+    for span in spans:
+        if span.source == "sampled":
+            due[span.start : span.end] = [1] * (span.end - span.start)
+    for offset, (given, wanted) in enumerate(zip(mask, due, strict=True)):
+        if given != wanted:
+            detail = "a token is trained that was not sampled" if given else "a sampled token is not trained"
+            raise AuditError("mask", detail, rollout=rollout, offset=offset)
+
+
+def draws_of(row: Row, turns: Turns) -> Iterator[tuple[Drawn, int]]:
+    """Yield the draws of a rebuilt row and where each begins in its completion."""
+    starts = [span.start for span in row.spans if span.source == "sampled"]
+    ids = [*row.prompt, *row.completion]
+    taken: set[int] = set()
+    for turn, start in zip(turns, starts, strict=False):
+        place = len(row.prompt) + start
+        kept = len(ids) - place
+        for drawn in turn:
+            same = drawn.context == ids[:place] and drawn.sampled[:kept] == ids[place : place + len(drawn.sampled)]
+            if same and id(drawn) not in taken:
+                taken.add(id(drawn))
+                yield drawn, start
+                break
+
+
+def require_episode(episode: Episode, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise AuditError unless the environment's episode is the one that the trainer's messages show.
+
+    Calls must stand in the order in which the model wrote them, each with the observation that the model saw, and
+    the answer must be the last message.
+    """
+    calls = [call["function"] for m in messages if m["role"] == "assistant" for call in m.get("tool_calls") or ()]
+    shown = [message["content"] for message in messages if message["role"] == "tool"]
+    # The last turn's calls are not carried out where a budget of rounds has ended the rollout.
+    written = [(call["name"], _text(call["arguments"])) for call in calls[: len(shown)]]
+    received = [(use.tool, use.arguments) for use in episode.calls[: len(shown)]]
+    for number, (wrote, got) in enumerate(zip(written, received, strict=False)):
+        if wrote != got:
+            detail = f"the model wrote {wrote}, its environment received {got}"
+            raise AuditError("episode", detail, rollout=episode.rollout, turn=number)
+    texts = [use.text for use in episode.calls[: len(shown)]]
+    if texts != shown or len(written) != len(received):
+        detail = f"the model saw {shown}, its environment showed {texts}"
+        raise AuditError("episode", detail, rollout=episode.rollout)
+    last = messages[-1]
+    answered = last["role"] == "assistant" and not last.get("tool_calls")
+    said = last.get("content") if answered else None
+    if episode.answer != said:
+        raise AuditError("episode", f"judged by {episode.answer!r}, it said {said!r}", rollout=episode.rollout)
+
+
+def _text(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+
+
+def saved_names(model: Any) -> dict[str, str]:
+    """Return the name each trainable tensor is saved under, by its name in the model."""
+    return {
+        name: name.replace(".default", "") if hasattr(model, "peft_config") else name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def trainable_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the trainable tensors by the names they are saved under."""
+    names = saved_names(model)
+    return {names[name]: parameter.detach() for name, parameter in model.named_parameters() if name in names}

@@ -20,13 +20,14 @@ Why these and not "all tensors changed": measured on planted bugs, see the table
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 import trl
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainer import objective, recorder, rows
 from trainer.config import Bands
@@ -34,6 +35,7 @@ from trainer.errors import AuditError
 from trainer.objective import TrainedRow
 from trainer.tensors import tensors_digest
 from trainer.trace import Call, Episode, Header, Objective, Oracle, Pass, Row, Sampling, Step, TraceWriter, finite
+from trainer.transcripts import token_id
 
 OracleAt = Callable[[int], bool]
 
@@ -70,11 +72,14 @@ class Audit(TrainerCallback):
         self.steps: list[Step] = []
         self.rollouts: dict[int, Row] = {}
         self.tokens = {"sampled": 0, "external": 0, "cut": 0}
+        self.consumed: dict[str, int] = {}
+        """Rollouts by task, where environments tell."""
+        self.episodes = self.observations = 0
         self._trainer = trainer
         self._writer = writer
         self._bands = bands
         self._oracle_at = oracle_at
-        self._episodes = episodes
+        self._episode_of = episodes
         self.objective = _objective(trainer)
         self._sampling: Sampling | None = None
         self._turns: list[list[recorder.Drawn]] = []
@@ -95,17 +100,18 @@ class Audit(TrainerCallback):
                 end_ids=sorted(trainer.eos_token_ids),
             )
         )
-        for name in (
-            "_generate_single_turn",
-            "_generate",
-            "_calculate_rewards",
-            "_generate_and_score_completions",
-            "_get_per_token_logps_and_entropies",
-            "_compute_loss",
-            "training_step",
-        ):
-            setattr(self, name, getattr(trainer, name))
-            setattr(trainer, name, getattr(self, f"on{name if name.startswith('_') else '_' + name}"))
+        hooks = {
+            "_generate_single_turn": self.on_generate_single_turn,
+            "_generate": self.on_generate,
+            "_calculate_rewards": self.on_calculate_rewards,
+            "_generate_and_score_completions": self.on_generate_and_score_completions,
+            "_get_per_token_logps_and_entropies": self.on_logprobs,
+            "_compute_loss": self.on_compute_loss,
+            "training_step": self.on_training_step,
+        }
+        self._trl: dict[str, Any] = {name: getattr(trainer, name) for name in hooks}
+        for name, hook in hooks.items():
+            setattr(trainer, name, hook)
         trainer.add_callback(self)
 
     def policy_digest(self) -> str:
@@ -122,7 +128,7 @@ class Audit(TrainerCallback):
         """Record one call of generate."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
         with recorder.recording(model) as sampler:
-            completion_ids, logprobs = self._generate_single_turn(prompt_ids, *arguments, **named)
+            completion_ids, logprobs = self._trl["_generate_single_turn"](prompt_ids, *arguments, **named)
         if sampler.sampling is None:
             raise AuditError("recorded", "generate was not reached: only transformers' generate is audited")
         self._check_sampling(sampler.sampling)
@@ -138,13 +144,13 @@ class Audit(TrainerCallback):
     def on_generate(self, prompts: list[Any]) -> Any:
         """Begin a generation batch, and take what the trainer makes of it."""
         self._turns = []
-        made = self._generate(prompts)
+        made = self._trl["_generate"](prompts)
         self._prompt_ids, self._completion_ids, self._tool_mask, self._messages = made[:4]
         return made
 
     def on_calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Take the rewards by column."""
-        values = self._calculate_rewards(*arguments, **named)
+        values = self._trl["_calculate_rewards"](*arguments, **named)
         names = self._trainer.reward_func_names
         self._rewards = [
             {name: None if value != value else value for name, value in zip(names, row, strict=True)}
@@ -154,10 +160,10 @@ class Audit(TrainerCallback):
 
     def on_generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
         """Rebuild every row of a generation batch from what was sampled, and hold its advantage to its rewards."""
-        if not self._trainer.model.training:
-            return self._generate_and_score_completions(inputs)
+        if not self._model.training:
+            return self._trl["_generate_and_score_completions"](inputs)
         self._check_all_used()
-        output = self._generate_and_score_completions(inputs)
+        output = self._trl["_generate_and_score_completions"](inputs)
         first = len(self._sampled_by)
         policy = self.policy_digest()
         made = self._rows(output, inputs, first)
@@ -182,7 +188,6 @@ class Audit(TrainerCallback):
         expected = objective.advantages(weighted, self.objective)
         made = []
         for index, completion in enumerate(self._completion_ids):
-            place = {"generation": self._generations, "rollout": first + index, "group": (first + index) // size}
             member = index - index % size
             if self._prompt_ids[index] != self._prompt_ids[member] or inputs[index] != inputs[member]:
                 raise AuditError("group", "members of a group have different prompts", rollout=first + index)
@@ -194,7 +199,9 @@ class Audit(TrainerCallback):
                 raise AuditError("advantage", detail, rollout=first + index)
             mask = self._tool_mask[index] if self._tool_mask is not None else [1] * len(completion)
             if len(mask) != len(completion):
-                raise AuditError("lengths", f"{len(mask)} mask entries for {len(completion)} ids", rollout=first + index)
+                raise AuditError(
+                    "lengths", f"{len(mask)} mask entries for {len(completion)} ids", rollout=first + index
+                )
             spans, cut = rows.rebuild(
                 self._prompt_ids[index], completion, self._turns, self.objective.max_completion_tokens, first + index
             )
@@ -204,7 +211,9 @@ class Audit(TrainerCallback):
                 mask = [0] * len(completion)
             made.append(
                 Row(
-                    **place,
+                    generation=self._generations,
+                    rollout=first + index,
+                    group=(first + index) // size,
                     prompt=list(self._prompt_ids[index]),
                     completion=list(completion),
                     mask=list(mask),
@@ -220,11 +229,9 @@ class Audit(TrainerCallback):
 
     @property
     def _ends(self) -> set[int]:
-        return {*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id}
+        return ends_of(self._trainer)
 
-    def _calls(
-        self, made: Sequence[Row], first: int, policy: str
-    ) -> tuple[list[Call], dict[int, list[float | None]]]:
+    def _calls(self, made: Sequence[Row], first: int, policy: str) -> tuple[list[Call], dict[int, list[float | None]]]:
         """Return the records of all calls, and by rollout the sampler's log-probability of every completion id."""
         assert self._sampling is not None
         calls, by_rollout = [], {}
@@ -257,13 +264,16 @@ class Audit(TrainerCallback):
 
     def _environment_episodes(self, made: Sequence[Row]) -> list[Episode]:
         """Return what the environments recorded, once it agrees with what the trainer shows of each rollout."""
-        if self._episodes is None or not self._trainer.environments:
+        if self._episode_of is None or not self._trainer.environments:
             return []
         told = []
         for row, environment, messages in zip(made, self._trainer.environments, self._messages, strict=True):
-            episode = self._episodes(environment).model_copy(update={"rollout": row.rollout})
+            episode = self._episode_of(environment).model_copy(update={"rollout": row.rollout})
             rows.require_episode(episode, messages)
             told.append(episode)
+            self.consumed[episode.task_id] = self.consumed.get(episode.task_id, 0) + 1
+            self.episodes += 1
+            self.observations += len(episode.calls)
         return told
 
     def _check_sampling(self, sampling: Sampling) -> None:
@@ -274,7 +284,9 @@ class Audit(TrainerCallback):
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
-        differing = {name: getattr(sampling, name) for name, value in wanted.items() if getattr(sampling, name) != value}
+        differing = {
+            name: getattr(sampling, name) for name, value in wanted.items() if getattr(sampling, name) != value
+        }
         if differing:
             detail = f"{differing} while the loss is taken at {wanted}: sampler and trainer cannot agree"
             raise AuditError("sampling", detail)
@@ -283,25 +295,27 @@ class Audit(TrainerCallback):
         """Raise if a row of the last generation batch was left out of training, or trained too often."""
         for rollout, uses in self._uses.items():
             if uses != self.objective.num_iterations:
-                raise AuditError("rows", f"trained {uses} times, {self.objective.num_iterations} are due", rollout=rollout)
+                raise AuditError(
+                    "rows", f"trained {uses} times, {self.objective.num_iterations} are due", rollout=rollout
+                )
 
     # ---- the loss ---------------------------------------------------------------------------------------
 
-    def on_get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+    def on_logprobs(self, *arguments: Any, **named: Any) -> Any:
         """Take the log-probabilities of the loss's own forward pass."""
-        made = self._get_per_token_logps_and_entropies(*arguments, **named)
+        made = self._trl["_get_per_token_logps_and_entropies"](*arguments, **named)
         if self._in_loss:
             self._loss_logprobs = made[0].detach().float().cpu()
         return made
 
     def on_compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Hold every row of a forward pass to what was sampled, before its loss, and its log-probabilities after."""
-        if not self._trainer.model.training:
-            return self._compute_loss(model, inputs)
+        if not self._model.training:
+            return self._trl["_compute_loss"](model, inputs)
         matched = [self._match(inputs, index) for index in range(inputs["completion_ids"].size(0))]
         self._in_loss = True
         try:
-            loss = self._compute_loss(model, inputs)
+            loss = self._trl["_compute_loss"](model, inputs)
         finally:
             self._in_loss = False
         policy = self.policy_digest()
@@ -353,7 +367,9 @@ class Audit(TrainerCallback):
     def _require_agreement(self, row: Row, made: Pass) -> None:
         """Hold the loss's log-probabilities to the sampler's, while the weights are those that sampled."""
         sampler_policy, sampled = self._sampled_by[row.rollout]
-        first_use = self._uses[row.rollout] == 1 and self.objective.steps_per_generation <= self.objective.gradient_accumulation
+        first_use = (
+            self._uses[row.rollout] == 1 and self.objective.steps_per_generation <= self.objective.gradient_accumulation
+        )
         if first_use and sampler_policy != made.policy:
             raise AuditError("policy", "sampled by other weights than are trained", rollout=row.rollout)
         if sampler_policy != made.policy:
@@ -389,7 +405,7 @@ class Audit(TrainerCallback):
         """Hold the gradient to the oracle's once all passes of an optimizer step are done, before clipping."""
         if not self._policy_before:
             self._policy_before = self.policy_digest()
-        loss = self._training_step(*arguments, **named)
+        loss = self._trl["training_step"](*arguments, **named)
         if self._trainer.accelerator.sync_gradients:
             self._take_gradient()
         return loss
@@ -416,8 +432,8 @@ class Audit(TrainerCallback):
     def _require_gradient(self, oracle: Oracle, step: int) -> None:
         if oracle.cosine is None or oracle.norm_ratio is None:
             if (oracle.trainer_norm > 0) != (oracle.oracle_norm > 0):
-                detail = f"step {step}: the trainer's norm is {oracle.trainer_norm:.3g}, the oracle's {oracle.oracle_norm:.3g}"
-                raise AuditError("gradient", detail)
+                norms = f"the trainer's norm is {oracle.trainer_norm:.3g}, the oracle's {oracle.oracle_norm:.3g}"
+                raise AuditError("gradient", f"step {step}: {norms}")
         elif abs(1 - oracle.cosine) > self._bands.cosine or abs(1 - oracle.norm_ratio) > self._bands.norm_ratio:
             detail = f"step {step}: cosine {oracle.cosine:.6f}, norm ratio {oracle.norm_ratio:.6f} to the gradient"
             raise AuditError("gradient", detail + " computed again from what was recorded")
@@ -472,7 +488,7 @@ class Audit(TrainerCallback):
 
 def _objective(trainer: GRPOTrainer) -> Objective:
     """Return what a trainer's loss is made of; raises AuditError for what is not audited."""
-    args = trainer.args
+    args = cast(GRPOConfig, trainer.args)
     refused = {
         "use_vllm": trainer.use_vllm,
         "use_transformers_continuous_batching": trainer.use_transformers_continuous_batching,
@@ -482,13 +498,14 @@ def _objective(trainer: GRPOTrainer) -> Objective:
         "top_entropy_quantile below 1": args.top_entropy_quantile < 1.0,
         "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
         "an entropy bonus": trainer._entropy_bonus_enabled,
-        "use_bias_correction_kl": args.use_bias_correction_kl,
         "importance_sampling_level sequence": trainer.importance_sampling_level != "token",
         "multi_objective_aggregation other than sum_then_normalize": (
             trainer.multi_objective_aggregation != "sum_then_normalize"
         ),
         f"loss_type {trainer.loss_type}": trainer.loss_type not in objective.LOSS_TYPES,
-        "dropout": any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in trainer.model.modules()),
+        "dropout": any(
+            isinstance(m, torch.nn.Dropout) and m.p > 0 for m in cast(torch.nn.Module, trainer.model).modules()
+        ),
     }
     found = [name for name, present in refused.items() if present]
     if found:
@@ -501,14 +518,20 @@ def _objective(trainer: GRPOTrainer) -> Objective:
         epsilon_high=trainer.epsilon_high,
         delta=args.delta,
         importance_sampling_level=trainer.importance_sampling_level,
+        kl_bias_correction=args.use_bias_correction_kl,
         num_iterations=trainer.num_iterations,
-        steps_per_generation=args.steps_per_generation,
+        steps_per_generation=cast(int, args.steps_per_generation),
         gradient_accumulation=args.gradient_accumulation_steps,
-        group_size=trainer.num_generations,
-        max_completion_tokens=trainer.max_completion_length,
+        group_size=cast(int, trainer.num_generations),
+        max_completion_tokens=cast(int, trainer.max_completion_length),
         mask_truncated=trainer.mask_truncated_completions,
         reward_weights=dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
     )
+
+
+def ends_of(trainer: GRPOTrainer) -> set[int]:
+    """Return the ids that a completion may end with: a turn's end, or padding."""
+    return {token_id(value) for value in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)}
 
 
 def _unpadded(values: torch.Tensor | None, index: int, length: int) -> list[float] | None:

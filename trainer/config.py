@@ -114,7 +114,9 @@ def read_config(path: Path) -> TrainingConfig:
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise HarnessError(f"{path} cannot be read ({error}); make one with python -m trainer.prepare RUN_DIR") from None
+        raise HarnessError(
+            f"{path} cannot be read ({error}); make one with python -m trainer.prepare RUN_DIR"
+        ) from None
     if isinstance(data, dict) and "arms" in data:
         raise HarnessError(f"{path} is the plan of an experiment; run it with python -m trainer.schedule")
     try:

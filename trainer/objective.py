@@ -90,14 +90,15 @@ def row_loss(logprobs: torch.Tensor, row: Row, objective: Objective) -> torch.Te
     """Return the summed token loss of a row, before any normaliser."""
     mask = torch.tensor(row.mask, device=logprobs.device, dtype=logprobs.dtype)
     old = logprobs.detach() if row.old_logprobs is None else logprobs.new_tensor(row.old_logprobs)
-    ratio = torch.exp(logprobs - old)
+    ratio = importance = torch.exp(logprobs - old)
     clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
     if objective.delta is not None:
         ratio = ratio.clamp(max=objective.delta)
     loss = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
     if objective.beta and row.reference_logprobs is not None:
         behind = logprobs.new_tensor(row.reference_logprobs) - logprobs
-        loss = loss + objective.beta * (torch.exp(behind) - behind - 1)
+        kl = torch.exp(behind) - behind - 1
+        loss = loss + objective.beta * (kl * importance if objective.kl_bias_correction else kl)
     return (loss * mask).sum()
 
 
@@ -114,7 +115,9 @@ def gradient(
         with autocast():
             loss = row_loss(logprobs_of(model, trained.row, temperature), trained.row, objective)
         loss = loss * row_weight(trained, objective)
-        for (name, _), part in zip(named, torch.autograd.grad(loss, [p for _, p in named], allow_unused=True), strict=True):
+        for (name, _), part in zip(
+            named, torch.autograd.grad(loss, [p for _, p in named], allow_unused=True), strict=True
+        ):
             if part is not None:
                 total[name] += part.detach().cpu().double()
     return total

@@ -25,7 +25,7 @@ def rebuild(
     ids = [*prompt, *completion]
     spans: list[Span] = []
     position, cut = len(prompt), 0
-    for number, turn in enumerate(turns):
+    for turn in turns:
         drawn = next((d for d in turn if not d.used and _continues(d, ids, position, budget + len(prompt))), None)
         if drawn is None:
             # A rollout that called no more tool has no further turn; what is left over is told by its ids.

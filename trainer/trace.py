@@ -35,6 +35,8 @@ class Objective(_Record):
     epsilon_high: float
     delta: float | None
     importance_sampling_level: str
+    kl_bias_correction: bool = False
+    """The KL term is multiplied by the ratio of the current and the old policy (TRL's ``use_bias_correction_kl``)."""
     num_iterations: int
     steps_per_generation: int
     gradient_accumulation: int
@@ -234,6 +236,7 @@ class TraceWriter:
 
 def read_trace(path: Path) -> Iterator[Record]:
     """Yield the records of a trace; raises HarnessError naming the line that is none."""
+    number = 0
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):

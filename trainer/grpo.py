@@ -1,0 +1,201 @@
+"""TRL's ``GRPOTrainer`` through a gym: its rollouts are the gym's episodes, its reward the gym's verdict.
+
+Native multi-turn, generation by transformers, always with the current policy. Whatever breaks in the gym ends the
+run before a reward is made of it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl.trainer import grpo_trainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from gyms.base import TaskSet, Verdict
+from gyms.blocking import BlockingGym
+from trainer.audit import ends_of
+from trainer.config import Shaping, TrainingConfig
+from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
+from trainer.policy import Policy
+from trainer.trace import Episode, ToolUse
+
+STRICT = "strict"
+SHAPED = "shaped"
+"""The reward columns; only the shaped one has weight."""
+
+
+class GymTrainer(GRPOTrainer):
+    """One training run through a gym."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        policy: Policy,
+        gym: BlockingGym,
+        tasks: TaskSet,
+        folder: Path,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        """Prepare a run; TRL's own files go to ``folder``. Training tensors are made from ``config.seed``."""
+        self.verdicts: list[Verdict] = []
+        self._shaping = config.shaping
+        super().__init__(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            args=_arguments(config, folder),
+            train_dataset=Dataset.from_list([{"prompt": tasks.prompt(task), "task_id": task} for task in config.tasks]),
+            reward_funcs=[_column(SHAPED, self._shaped), _column(STRICT, self._strict)],
+            environment_factory=environment_class(gym, tasks),
+            peft_config=LoraConfig(
+                r=config.lora.rank,
+                lora_alpha=config.lora.alpha,
+                target_modules=config.lora.targets
+                if isinstance(config.lora.targets, str)
+                else list(config.lora.targets),
+                lora_dropout=0.0,
+                task_type="CAUSAL_LM",
+            ),
+            callbacks=callbacks,
+        )
+
+    def _tool_call_loop(self, *arguments: Any, **named: Any) -> Any:
+        """Let every call that a model wrote reach its gym: made-up names and arguments that are no object, too."""
+        self._sync_tool_dicts = [
+            AnyTool(environment, tools)
+            for environment, tools in zip(self.environments or [], self._sync_tool_dicts, strict=True)
+        ]
+        return super()._tool_call_loop(*arguments, **named)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """Generate a batch; raises the InfrastructureError that TRL has shown to the model as a tool's answer."""
+        with _arguments_as_written():
+            made = super()._generate(prompts)
+        for environment in self.environments or []:
+            environment._raise_fault()
+        return made
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        """Judge every episode of the batch before a reward is made of any; raises InfrastructureError."""
+        ends = ends_of(self)
+        self.verdicts = [
+            environment._verify(final_answer(messages), truncated=not ids or ids[-1] not in ends)
+            for environment, messages, ids in zip(
+                self.environments or [], completions, completion_ids_list, strict=True
+            )
+        ]
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _shaped(self, environments: list[GymEnvironment], **columns: Any) -> list[float | None]:
+        return [shaped(self._shaping, verdict) for verdict in self.verdicts]
+
+    def _strict(self, environments: list[GymEnvironment], **columns: Any) -> list[float | None]:
+        return [float(verdict.strict) for verdict in self.verdicts]
+
+    def close_environments(self) -> None:
+        """Release every session that a slot still holds. Idempotent."""
+        for pool in self._environment_pool.values():
+            for environment in pool:
+                environment._close()
+
+
+def shaped(shaping: Shaping, verdict: Verdict) -> float | None:
+    """Return the reward that is trained on; None where the gym gives none."""
+    return None if verdict.reward is None else shaping.shape(verdict.strict, dict(verdict.parts))
+
+
+def final_answer(messages: list[Mapping[str, Any]]) -> str | None:
+    """Return the text of the last assistant message, None if a rollout does not end with one."""
+    last = messages[-1]
+    return last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else None
+
+
+def episode_of(environment: GymEnvironment) -> Episode:
+    """Return what an environment recorded of its rollout, once it has a verdict."""
+    verdict = environment._verdict
+    assert verdict is not None, "an episode is recorded once it is judged"
+    uses = [
+        ToolUse(tool=call.tool, arguments=call.arguments, text=shown.text, is_error=shown.is_error)
+        for call, shown in environment._calls
+    ]
+    return Episode(
+        rollout=0,
+        task_id=environment._task_id,
+        calls=uses,
+        answer=environment._answer,
+        truncated=environment._truncated,
+        reward=verdict.reward,
+        strict=verdict.strict,
+        parts=dict(verdict.parts),
+        outcome=verdict.outcome,
+        replay="local core",
+    )
+
+
+def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
+    return GRPOConfig(
+        output_dir=str(folder),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.groups_per_step * config.group_size,
+        num_generations=config.group_size,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=config.max_gradient_norm,
+        loss_type=config.loss_type,
+        scale_rewards=config.scale_rewards,
+        beta=config.beta,
+        reward_weights=[1.0, 0.0],
+        temperature=config.temperature,
+        # Nothing is cut off: the distribution that is drawn from is the one that the loss is taken of.
+        top_k=0,
+        top_p=1.0,
+        max_completion_length=config.max_completion_tokens,
+        max_tool_calling_iterations=config.max_tool_rounds,
+        # The pool is frozen in the order of training.
+        shuffle_dataset=False,
+        bf16=config.precision == "bf16",
+        gradient_checkpointing=False,
+        use_cpu=not torch.cuda.is_available(),
+        seed=config.seed,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+
+
+def _column(name: str, function: Callable[..., list[float | None]]) -> Callable[..., list[float | None]]:
+    """Return a reward function that TRL reports under this name."""
+
+    def column(**named: Any) -> list[float | None]:
+        return function(**named)
+
+    column.__name__ = name
+    return column
+
+
+@contextmanager
+def _arguments_as_written() -> Iterator[None]:
+    """Let TRL hand on arguments that are no JSON object, which it would answer itself, past the gym."""
+    module: Any = grpo_trainer
+    original = module.parse_response
+
+    def parse(*arguments: Any, **named: Any) -> Any:
+        parsed = original(*arguments, **named)
+        for call in parsed.get("tool_calls") or ():
+            function = call.get("function", {})
+            if not isinstance(function.get("arguments"), dict):
+                function["arguments"] = {AS_WRITTEN: function.get("arguments")}
+        return parsed
+
+    module.parse_response = parse
+    try:
+        yield
+    finally:
+        module.parse_response = original

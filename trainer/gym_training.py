@@ -1,0 +1,288 @@
+"""Train a policy through a gym, audited to the token, and leave a run directory that others can verify.
+
+    python -m trainer.prepare RUN_DIR
+    python -m trainer.gym_training RUN_DIR/training.json [--gym nemo|openenv] [--gym-url URL] [--policy P] [--dry-run]
+
+Without ``--gym-url`` the gym's service is started and owned here; with it, its live identity is agreed on. Whatever
+breaks in the gym, or does not hold in the audit, ends the run before the optimizer step that would use it; what was
+finished until then is on disk, the manifest says why the run stopped, and the exit code is 1.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PrinterCallback, TrainerCallback, set_seed
+
+from gyms import loaded
+from gyms.base import GymIdentity, InfrastructureError
+from gyms.german_orders import GermanOrders
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+from harness.stacks import find_stack
+from trainer import run_manifest
+from trainer.audit import Audit, attach
+from trainer.config import CONFIG, TrainingConfig, read_config, write_config
+from trainer.errors import AuditError
+from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of
+from trainer.opening import GYMS, opened_gym
+from trainer.policy import POLICY_HELP, Policy, load_policy
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
+from trainer.tensors import compare_tensors, load_adapter, tensors_digest
+
+PROBE = "probe.json"
+"""Log-probabilities of one rollout by the trained policy, for whoever loads the adapter."""
+TIMINGS = "timings.json"
+
+
+def prepare_policy(config: TrainingConfig) -> Policy:
+    """Load and check the policy of a run; raises HarnessError if it, or the task core, is not the frozen one."""
+    policy = load_policy(config.policy, dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32)
+    if config.policy_weights and config.policy_weights != policy.identity.weights:
+        raise HarnessError(
+            f"policy_weights: the run was prepared for {config.policy_weights[:16]}, {config.policy} has "
+            f"{policy.identity.weights[:16]}; prepare a new run"
+        )
+    core = loaded.core_on_disk()
+    if config.core and config.core != core:
+        raise HarnessError(f"core: the run was prepared for task core {config.core[:16]}, this is {core[:16]}")
+    return policy
+
+
+def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Console) -> TrainingRun:
+    """Run a training into ``folder``, which holds no other run; return its manifest, of a stopped run too.
+
+    Raises HarnessError for what is wrong before training begins, InfrastructureError for a gym that is not there.
+    """
+    _require_fresh(folder)
+    tasks = GermanOrders()
+    policy = prepare_policy(config)
+    with opened_gym(config.gym, gym_url, tasks, config.deadline_s) as gym:
+        identity = gym.identity()
+        write_config(config, folder / CONFIG)
+        set_seed(config.seed)
+        trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
+        trainer.remove_callback(PrinterCallback)
+        audit = attach(trainer, folder / TRACE, bands=config.bands, oracle_at=config.oracle_at, episodes=episode_of)
+        model: Any = trainer.model
+        model.save_pretrained(folder / INITIAL_ADAPTER)
+        frozen = _frozen_digest(model)
+        started, cpu = time.monotonic(), time.process_time()
+        with _progress(console) as progress:
+            trainer.add_callback(_StepLines(audit, progress, config.steps))
+            outcome = _run(trainer)
+        seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
+        audit.close()
+        trainer.close_environments()
+    if outcome == COMPLETED and _frozen_digest(model) != frozen:
+        outcome = "stopped: frozen: a tensor that is not trained has changed"
+    if outcome == COMPLETED:
+        model.save_pretrained(folder / ADAPTER)
+        write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
+    write_atomically(folder / TIMINGS, readable_json({name: round(value, 3) for name, value in seconds.items()}))
+    write_atomically(folder / "README.md", _card(config, outcome, policy).encode())
+    run = _manifest(config, folder, outcome, policy, identity, audit, trainer, seconds["training_s"])
+    run_manifest.write(run, folder)
+    return run
+
+
+def _run(trainer: GymTrainer) -> str:
+    try:
+        trainer.train()
+    except AuditError as error:
+        return f"stopped: {error}"
+    except InfrastructureError as error:
+        return f"stopped: {error}"
+    except KeyboardInterrupt:
+        return "stopped: interrupted"
+    return COMPLETED
+
+
+def _frozen_digest(model: Any) -> str:
+    return tensors_digest({name: p.detach() for name, p in model.named_parameters() if not p.requires_grad})
+
+
+@torch.no_grad()
+def _probe(trainer: GymTrainer, audit: Audit) -> dict[str, Any]:
+    """Return one rollout's ids and their log-probabilities by the trained policy."""
+    row = next(iter(audit.rollouts.values()))
+    ids = torch.tensor([row.prompt + row.completion], device=trainer.accelerator.device)
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
+    logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1).gather(1, ids[0, 1:, None])
+    return {"ids": ids[0].tolist(), "logprobs": logprobs.squeeze(1).tolist()}
+
+
+def _manifest(
+    config: TrainingConfig,
+    folder: Path,
+    outcome: str,
+    policy: Policy,
+    identity: GymIdentity,
+    audit: Audit,
+    trainer: GymTrainer,
+    seconds: float,
+) -> TrainingRun:
+    rows = list(audit.rollouts.values())
+    shaped = [row.rewards[SHAPED] for row in rows if row.rewards[SHAPED] is not None]
+    stack = find_stack(config.gym)
+    return TrainingRun(
+        outcome=outcome,
+        config=config,
+        policy=run_manifest.PolicyRecord(**policy.identity.to_json()),
+        gym=run_manifest.GymRecord(**identity.to_json()),
+        core=loaded.core_on_disk(),
+        consumed_tasks=audit.consumed,
+        tokens=run_manifest.TokenTotals(**audit.tokens),
+        replay=run_manifest.ReplayTotals(episodes=audit.episodes, observations=audit.observations, disagreements=0),
+        tensors=_tensor_totals(folder, audit) if outcome == COMPLETED else None,
+        steps=tuple(run_manifest.step_record(step) for step in audit.steps),
+        strict_training_success=_mean([row.rewards[STRICT] or 0.0 for row in rows]),
+        mean_shaped_reward=_mean([value for value in shaped if value is not None]),
+        varied_groups=sum(step.varied_groups for step in audit.steps),
+        deviations=(*([f"{config.gym}: {stack.deviation}"] if stack.deviation else []), *policy.notes),
+        seconds=round(seconds, 3),
+        files=run_manifest.list_files(folder),
+    )
+
+
+def _tensor_totals(folder: Path, audit: Audit) -> run_manifest.TensorTotals:
+    change = compare_tensors(load_adapter(folder / INITIAL_ADAPTER), load_adapter(folder / ADAPTER))
+    with_gradient = {name for step in audit.steps for name, present in step.gradients.items() if present}
+    return run_manifest.TensorTotals(
+        trainable=len(change.changed) + len(change.unchanged),
+        changed=len(change.changed),
+        with_gradient=len(with_gradient),
+        unchanged=change.unchanged,
+        elements_changed=change.elements_changed,
+        update_ratio=change.update_ratio,
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _require_fresh(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in folder.iterdir() if path.name != CONFIG)
+    if others:
+        raise HarnessError(f"--out {folder} holds {others[0]}; name a folder that holds no run")
+
+
+class _StepLines(TrainerCallback):
+    """A line and a tick of the bar for every optimizer step."""
+
+    def __init__(self, audit: Audit, progress: Progress, steps: int) -> None:
+        self._audit = audit
+        self._progress = progress
+        self._bar = progress.add_task("training", total=steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        step = self._audit.steps[-1]
+        line = f"step {step.step}: strict {step.strict:.2f}, reward {step.reward or 0.0:.3f}"
+        line += f", gradient {step.gradient_norm:.3g}, gap {step.logprob_gap_max or 0.0:.1e}"
+        self._progress.console.print(line + (f", {step.nothing_to_learn}" if step.nothing_to_learn else ""))
+        self._progress.advance(self._bar)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _card(config: TrainingConfig, outcome: str, policy: Policy) -> str:
+    return f"""# Adapter of a qualification run
+
+LoRA on `{policy.identity.name}` ({policy.identity.weights[:16]}), {config.steps} GRPO steps of {config.groups_per_step}
+group(s) of {config.group_size} through the {config.gym} gym, seed {config.seed}: {outcome}.
+
+It shows that the training stack did what it says on a synthetic development task. It is no model to be used, its
+training success is not a held-out score, and nothing here says how the policy would do on anything else.
+`python -m trainer.replay_audit .` derives every claim of `manifest.json` again.
+"""
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        config = _config(options)
+        if options.threads < 1:
+            raise HarnessError(f"--threads {options.threads} must be at least 1")
+        # Sums of floats depend on how they are split over threads.
+        torch.set_num_threads(options.threads)
+        if options.dry_run:
+            _dry_run(config, options.gym_url, console)
+            return 0
+        run = train(config, options.out or options.config.parent, options.gym_url, console)
+    except (HarnessError, InfrastructureError, AuditError, OSError) as error:
+        print(f"gym_training: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gym_training: interrupted before training began; nothing was written", file=sys.stderr)
+        return 130
+    if run.outcome != COMPLETED:
+        print(f"gym_training: {run.outcome}", file=sys.stderr)
+        return 1
+    assert run.tensors is not None
+    console.print(
+        f"completed: {len(run.steps)} steps, {run.varied_groups} varied groups, {run.tensors.changed} of "
+        f"{run.tensors.trainable} tensors changed, {run.tokens.sampled} sampled tokens trained and "
+        f"{run.tokens.external} others excluded; strict training success {run.strict_training_success:.3f} "
+        f"({run.scores_are})"
+    )
+    return 0
+
+
+def _config(options: argparse.Namespace) -> TrainingConfig:
+    config = read_config(options.config)
+    chosen = {name: getattr(options, name) for name in ("gym", "policy") if getattr(options, name)}
+    if options.policy and options.policy != config.policy:
+        # The frozen digest is that of another policy.
+        chosen["policy_weights"] = ""
+    try:
+        return TrainingConfig.model_validate({**config.model_dump(), **chosen})
+    except ValidationError as error:
+        raise HarnessError(str(error.errors()[0]["msg"])) from None
+
+
+def _dry_run(config: TrainingConfig, gym_url: str | None, console: Console) -> None:
+    """Check inputs, policy and the gym's live identity, without inference."""
+    policy = prepare_policy(config)
+    console.print(
+        f"policy {policy.identity.name}, {policy.identity.architecture}, weights {policy.identity.weights[:16]}"
+    )
+    for note in policy.notes:
+        console.print(f"note: {note}")
+    with opened_gym(config.gym, gym_url, GermanOrders(), config.deadline_s) as gym:
+        identity = gym.identity()
+    console.print(f"gym {identity.upstream} on {identity.python}, core {identity.core[:16]}")
+    console.print(f"{config.steps} steps of {config.groups_per_step} x {config.group_size} rollouts; nothing was run")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.gym_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a training.json, see python -m trainer.prepare")
+    parser.add_argument("--gym", choices=GYMS, help="instead of the one in CONFIG")
+    parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
+    parser.add_argument("--policy", help=f"instead of the one in CONFIG: {POLICY_HELP}")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory; default: CONFIG's folder")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="check inputs, policy and gym; no inference")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gyms.loaded import core_on_disk
 from trainer.replay.episodes import judged, shaped
@@ -96,7 +96,7 @@ def summary_faults(evidence: Evidence) -> Iterator[str]:
             yield f"{name} is {getattr(evidence.run, name)}, {value} follows"
 
 
-def _differing(claimed: dict[str, object], due: dict[str, object]) -> Iterator[str]:
+def _differing(claimed: Mapping[str, object], due: Mapping[str, object]) -> Iterator[str]:
     for name in sorted(claimed.keys() | due.keys()):
         if claimed.get(name) != due.get(name):
             yield f"{name} is {claimed.get(name)}, {due.get(name)} follows"

@@ -107,8 +107,9 @@ def _turn_faults(row: Row, episode: Episode, tokenizer: PreTrainedTokenizerBase)
     # A call whose answer did not fit the budget was carried out, but its answer never became part of the row.
     if uses and not (row.spans and row.spans[-1].source == "sampled" and _wrote(uses[0][1], wrote)):
         yield f"call {uses[0][0]}: its observation {uses[0][1].text[:60]!r} stands in no external span"
-    if episode.answer and not _last_turn(tokenizer, row).endswith(episode.answer.strip()):
-        yield f"answer {episode.answer[:60]!r}: not how its last turn ends"
+    answer = _plain(tokenizer, episode.answer or "")
+    if not _plain(tokenizer, _last_turn(tokenizer, row)).endswith(answer):
+        yield f"answer {answer[:60]!r}: not how its last turn ends"
 
 
 def _shown(text: str) -> re.Pattern[str]:
@@ -117,10 +118,16 @@ def _shown(text: str) -> re.Pattern[str]:
 
 
 def _last_turn(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
+    """Return what the last turn says; empty if a budget cut it off altogether."""
     last = row.spans[-1]
-    text = tokenizer.decode(row.completion[last.start : last.end], skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text.strip() if last.source == "sampled" else ""
+    return _text(tokenizer, row.completion[last.start : last.end]) if last.source == "sampled" else ""
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Return a text without the template's own tokens, of which a parser keeps some and drops others."""
+    for token in tokenizer.get_added_vocab():
+        text = text.replace(token, "")
+    return text.strip()
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -137,7 +137,8 @@ def gradient_faults(evidence: Evidence) -> Iterator[str]:
         if step.gradients.keys() != names:
             yield f"step {step.step}: gradients of {len(step.gradients)} tensors, the adapter has {len(names)}"
         if any(step.gradients.values()) != (step.gradient_norm > 0):
-            yield f"step {step.step}: gradient norm {step.gradient_norm:g}, yet {sum(step.gradients.values())} gradients"
+            present = sum(step.gradients.values())
+            yield f"step {step.step}: gradient norm {step.gradient_norm:g}, yet {present} tensors have a gradient"
         oracle = step.oracle
         if oracle is None:
             if evidence.config.oracle_at(step.step):
@@ -164,7 +165,7 @@ def gap_faults(evidence: Evidence) -> Iterator[str]:
         largest = max(map(abs, gaps), default=None)
         kl = sum(math.expm1(-gap) + gap for gap in gaps) / len(gaps) if gaps else None
         if largest is not None and largest > band:
-            yield f"step {step.step}: sampler and loss differ by {largest:.3g} nats at equal weights, more than {band:g}"
+            yield f"step {step.step}: sampler and loss differ by {largest:.3g} nats at equal weights, over {band:g}"
         # A KL computed in float32 shows little but its own rounding here.
         if not close(step.logprob_gap_max, largest, 1e-9) or not close(step.logprob_gap_kl, kl):
             stated = f"{step.logprob_gap_max}, KL {step.logprob_gap_kl}"
@@ -231,4 +232,5 @@ def _use_faults(evidence: Evidence, step: Step) -> Iterator[str]:
     for rollout in step.rollouts:
         for call in evidence.calls.get(rollout, []):
             if call.policy != step.policy_before:
-                yield f"step {step.step}, rollout {rollout}, turn {call.turn}: sampled by other weights than are trained"
+                where = f"step {step.step}, rollout {rollout}, turn {call.turn}"
+                yield f"{where}: sampled by other weights than are trained"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from trainer.replay.evidence import Evidence
 from trainer.trace import Call, Row, Span
@@ -62,7 +63,7 @@ def context_faults(evidence: Evidence) -> Iterator[str]:
     for rollout, calls in sorted(evidence.calls.items()):
         if [call.turn for call in calls] != list(range(len(calls))):
             yield f"rollout {rollout}: its turns are numbered {[call.turn for call in calls]}"
-        for before, call in zip(calls, calls[1:], strict=False):
+        for before, call in pairwise(calls):
             ids = before.context + before.sampled
             if call.context[: len(ids)] != ids:
                 offset = _first_difference(ids, call.context)

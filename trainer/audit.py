@@ -26,6 +26,7 @@ import torch
 import transformers
 import trl
 from transformers import TrainerCallback
+from trl.chat_template_utils import parse_response
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -47,15 +48,17 @@ def attach(
     bands: Bands | None = None,
     oracle_at: OracleAt | None = None,
     episodes: Callable[[Any], Episode] | None = None,
+    rewards: Callable[[Episode], dict[str, float | None]] | None = None,
 ) -> "Audit":
     """Record and audit a trainer from now on; raises AuditError for what cannot be audited.
 
     ``trace`` must not exist yet. ``oracle_at`` says at which optimizer steps, from 1, the gradient is computed again:
-    1, 2 and the last by default. ``episodes`` returns what an environment recorded of its rollout, if it does.
+    1, 2 and the last by default. ``episodes`` returns what an environment recorded of its rollout, if it does, and
+    ``rewards`` what an episode must be paid, by column.
     """
     last = trainer.args.max_steps
     chosen = oracle_at or (lambda step: step in (1, 2, last))
-    return Audit(trainer, TraceWriter(Path(trace)), bands or Bands(), chosen, episodes)
+    return Audit(trainer, TraceWriter(Path(trace)), bands or Bands(), chosen, episodes, rewards)
 
 
 class Audit(TrainerCallback):
@@ -68,6 +71,7 @@ class Audit(TrainerCallback):
         bands: Bands,
         oracle_at: OracleAt,
         episodes: Callable[[Any], Episode] | None,
+        rewards: Callable[[Episode], dict[str, float | None]] | None,
     ) -> None:
         self.steps: list[Step] = []
         self.rollouts: dict[int, Row] = {}
@@ -80,6 +84,7 @@ class Audit(TrainerCallback):
         self._bands = bands
         self._oracle_at = oracle_at
         self._episode_of = episodes
+        self._rewards_of = rewards
         self.objective = _objective(trainer)
         self._sampling: Sampling | None = None
         self._turns: list[list[recorder.Drawn]] = []
@@ -237,7 +242,11 @@ class Audit(TrainerCallback):
         calls, by_rollout = [], {}
         for row in made:
             by_rollout[row.rollout] = [None] * len(row.completion)
-            for turn, (drawn, start) in enumerate(rows.draws_of(row, self._turns)):
+            draws = list(rows.draws_of(row, self._turns))
+            rows.require_messages(
+                row, [self._parsed(drawn, row) for drawn, _ in draws], self._messages[row.rollout - first]
+            )
+            for turn, (drawn, start) in enumerate(draws):
                 if len(drawn.logprobs) != len(drawn.sampled) or not finite(drawn.logprobs):
                     detail = f"{len(drawn.logprobs)} log-probabilities of {len(drawn.sampled)} ids, all finite: "
                     raise AuditError("finite", detail + str(finite(drawn.logprobs)), rollout=row.rollout, turn=turn)
@@ -262,6 +271,14 @@ class Audit(TrainerCallback):
             raise AuditError("recorded", f"{unmatched} sampled rows are in no trained rollout")
         return calls, by_rollout
 
+    def _parsed(self, drawn: recorder.Drawn, row: Row) -> Any:
+        """Return the message that a draw's trained ids are, as TRL parses it; None where no id was kept."""
+        kept = drawn.sampled[: len(row.prompt) + len(row.completion) - len(drawn.context)]
+        if not kept:
+            return None
+        tokenizer = self._trainer._tokenizer
+        return parse_response(tokenizer, kept, prefix=drawn.context, tools=self._trainer.tools or None)
+
     def _environment_episodes(self, made: Sequence[Row]) -> list[Episode]:
         """Return what the environments recorded, once it agrees with what the trainer shows of each rollout."""
         if self._episode_of is None or not self._trainer.environments:
@@ -270,6 +287,9 @@ class Audit(TrainerCallback):
         for row, environment, messages in zip(made, self._trainer.environments, self._messages, strict=True):
             episode = self._episode_of(environment).model_copy(update={"rollout": row.rollout})
             rows.require_episode(episode, messages)
+            if self._rewards_of is not None and row.rewards != self._rewards_of(episode):
+                detail = f"paid {row.rewards}, its episode is worth {self._rewards_of(episode)}"
+                raise AuditError("reward", detail, rollout=row.rollout)
             told.append(episode)
             self.consumed[episode.task_id] = self.consumed.get(episode.task_id, 0) + 1
             self.episodes += 1
@@ -356,12 +376,7 @@ class Audit(TrainerCallback):
         mask = inputs["completion_mask"][index]
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"][index]
-        trained = mask.tolist()
-        due = row.mask + [0] * (len(trained) - len(row.mask))
-        if trained != due:
-            offset = next(number for number, pair in enumerate(zip(trained, due, strict=True)) if pair[0] != pair[1])
-            detail = "a token is trained that was not sampled" if trained[offset] else "a sampled token is not trained"
-            raise AuditError("mask", detail, rollout=row.rollout, offset=offset)
+        rows.require_equal_masks(mask.tolist(), row.mask, row.rollout)
         return row
 
     def _require_agreement(self, row: Row, made: Pass) -> None:

@@ -137,6 +137,21 @@ def episode_of(environment: GymEnvironment) -> Episode:
     )
 
 
+def rewards_of(shaping: Shaping) -> Callable[[Episode], dict[str, float | None]]:
+    """Return what an episode must be paid, by column: for the audit, from the episode alone."""
+
+    def rewards(episode: Episode) -> dict[str, float | None]:
+        paid = None if episode.reward is None else shaping.shape(episode.strict, episode.parts)
+        # TRL's reward tensor holds single precision.
+        return {SHAPED: None if paid is None else _single(paid), STRICT: float(episode.strict)}
+
+    return rewards
+
+
+def _single(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
 def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder),

@@ -30,7 +30,7 @@ from trainer import run_manifest
 from trainer.audit import Audit, attach
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
-from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of
+from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
@@ -69,7 +69,14 @@ def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Co
         set_seed(config.seed)
         trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
-        audit = attach(trainer, folder / TRACE, bands=config.bands, oracle_at=config.oracle_at, episodes=episode_of)
+        audit = attach(
+            trainer,
+            folder / TRACE,
+            bands=config.bands,
+            oracle_at=config.oracle_at,
+            episodes=episode_of,
+            rewards=rewards_of(config.shaping),
+        )
         model: Any = trainer.model
         model.save_pretrained(folder / INITIAL_ADAPTER)
         frozen = _frozen_digest(model)

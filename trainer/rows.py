@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trainer.environment import AS_WRITTEN
 from trainer.errors import AuditError
 from trainer.recorder import Drawn
 from trainer.trace import Episode, Row, Span
@@ -63,7 +64,13 @@ def require_mask(mask: Sequence[int], spans: Sequence[Span], rollout: int) -> No
     for span in spans:
         if span.source == "sampled":
             due[span.start : span.end] = [1] * (span.end - span.start)
-    for offset, (given, wanted) in enumerate(zip(mask, due, strict=True)):
+    require_equal_masks(mask, due, rollout)
+
+
+def require_equal_masks(mask: Sequence[int], due: Sequence[int], rollout: int) -> None:
+    """Raise AuditError unless a mask is the one that is due, and 0 on whatever padding follows."""
+    padded = [*due, *[0] * (len(mask) - len(due))]
+    for offset, (given, wanted) in enumerate(zip(mask, padded, strict=True)):
         if given != wanted:
             detail = "a token is trained that was not sampled" if given else "a sampled token is not trained"
             raise AuditError("mask", detail, rollout=rollout, offset=offset)
@@ -83,6 +90,25 @@ def draws_of(row: Row, turns: Turns) -> Iterator[tuple[Drawn, int]]:
                 taken.add(id(drawn))
                 yield drawn, start
                 break
+
+
+def require_messages(row: Row, parsed: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise AuditError unless the messages that are executed and judged are what the row's own ids say."""
+    written = [message for message in messages if message["role"] == "assistant"]
+    for turn, (own, shown) in enumerate(zip([each for each in parsed if each], written, strict=False)):
+        calls = [_names_and_objects(message.get("tool_calls") or ()) for message in (own, shown)]
+        if calls[0] != calls[1] or (own.get("content") or "") != (shown.get("content") or ""):
+            detail = f"its ids say {str(own)[:200]}, executed and judged is {str(shown)[:200]}"
+            raise AuditError("messages", detail, rollout=row.rollout, turn=turn)
+
+
+def _names_and_objects(calls: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    functions = [call.get("function", {}) for call in calls]
+    # What is no object may be carried on under another form.
+    return [
+        (f.get("name"), a if isinstance(a := f.get("arguments"), dict) and AS_WRITTEN not in a else None)
+        for f in functions
+    ]
 
 
 def require_episode(episode: Episode, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -112,6 +138,8 @@ def require_episode(episode: Episode, messages: Sequence[Mapping[str, Any]]) -> 
 
 
 def _text(arguments: Any) -> str:
+    if isinstance(arguments, dict):
+        arguments = arguments.get(AS_WRITTEN, arguments)
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 

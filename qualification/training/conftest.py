@@ -66,7 +66,7 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     """The defect planted for this test: a patch of the policy code."""
     planted: Planted | None = getattr(request, "param", None)
     if planted is not None:
-        from qualification.broken import policies
+        from qualification.broken import audits, policies, trainers
 
-        policies.DEFECTS[planted.defect](monkeypatch)
+        {**policies.DEFECTS, **trainers.DEFECTS, **audits.DEFECTS}[planted.defect](monkeypatch)
     return planted

@@ -107,9 +107,8 @@ def _turn_faults(row: Row, episode: Episode, tokenizer: PreTrainedTokenizerBase)
     # A call whose answer did not fit the budget was carried out, but its answer never became part of the row.
     if uses and not (row.spans and row.spans[-1].source == "sampled" and _wrote(uses[0][1], wrote)):
         yield f"call {uses[0][0]}: its observation {uses[0][1].text[:60]!r} stands in no external span"
-    answer = _plain(tokenizer, episode.answer or "")
-    if not _plain(tokenizer, _last_turn(tokenizer, row)).endswith(answer):
-        yield f"answer {answer[:60]!r}: not how its last turn ends"
+    if row.spans and not _says(tokenizer, row, episode.answer):
+        yield f"answer: {(episode.answer or 'none')[:60]!r} is not what its last turn says"
 
 
 def _shown(text: str) -> re.Pattern[str]:
@@ -117,17 +116,18 @@ def _shown(text: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w,/-]){re.escape(text)}(?![\w,/])")
 
 
-def _last_turn(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
-    """Return what the last turn says; empty if a budget cut it off altogether."""
+def _says(tokenizer: Any, row: Row, answer: str | None) -> bool:
+    """Whether a row's last turn says this and no more, but for reasoning and calls, which special tokens set apart."""
     last = row.spans[-1]
-    return _text(tokenizer, row.completion[last.start : last.end]) if last.source == "sampled" else ""
-
-
-def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """Return a text without the template's own tokens, of which a parser keeps some and drops others."""
-    for token in tokenizer.get_added_vocab():
-        text = text.replace(token, "")
-    return text.strip()
+    said = _text(tokenizer, row.completion[last.start : last.end]) if last.source == "sampled" else ""
+    special = re.compile("|".join(map(re.escape, tokenizer.get_added_vocab())))
+    # A parser keeps some of these tokens in what it takes for the answer, and drops others.
+    parts = special.split(said.removesuffix(str(tokenizer.eos_token)))
+    if answer is None:
+        return not said or len(parts) > 1 or "{" in said
+    wanted = special.sub("", answer).strip()
+    stretches = (parts[start:end] for start in range(len(parts)) for end in range(start + 1, len(parts) + 1))
+    return any("".join(stretch).strip() == wanted for stretch in stretches)
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -91,7 +91,10 @@ def _add_policy_claims(claims: Claims, read: Evidence, found: Path) -> None:
     gap = f"log-probabilities of the forward passes, at most {again.largest_gap:.2g} nats apart ({count})"
     _hold(claims, "forward passes", gap, lambda: again.passes)
     _hold(claims, "gradients again", f"their norms ({count})", lambda: again.gradients)
-    update = "not compared" if again.cosine is None else f"cosine {again.cosine:.6f}"
+    if read.config.precision != "fp32":
+        claims.lines.append("untried training again: bf16 roundings add up over steps, so only the first is done again")
+        return
+    update = "none to compare" if again.cosine is None else f"cosine {again.cosine:.6f} to the saved one"
     _hold(claims, "training again", f"the adapter's update, {update} ({count})", lambda: again.adapter)
 
 
@@ -111,7 +114,8 @@ def _hold(claims: Claims, name: str, meaning: str, faults: Callable[[], Iterable
 
 def _underivable(error: Exception) -> str:
     detail = str(error).strip().split("\n")[0][:200]
-    return f"cannot be derived from what is there ({type(error).__name__}: {detail})"
+    # Ours are whole sentences; any other says that evidence is missing or makes no sense.
+    return detail if isinstance(error, HarnessError) else f"cannot be derived ({type(error).__name__}: {detail})"
 
 
 def _meaning(function: Callable[..., object]) -> str:

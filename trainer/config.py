@@ -47,6 +47,8 @@ class Bands(_Frozen):
     """Of 1: the trainer's gradient against the oracle's."""
     norm_ratio: float = 0.01
     """Of 1: their norms."""
+    logprob_noise: float = 1e-5
+    """How well a log-probability is known, nats: what rounding alone may make of a gradient."""
     logprob_gap: float = 1e-3
     """Largest difference of the sampler's and the loss's log-probability, at equal weights, nats."""
 

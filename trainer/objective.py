@@ -123,6 +123,32 @@ def gradient(
     return total
 
 
+def noise(
+    model: Any, rows: Sequence[TrainedRow], objective: Objective, temperature: float, autocast: Any, nats: float
+) -> float:
+    """Return how far two gradients may lie apart because log-probabilities are only known to ``nats``.
+
+    What is left of a KL term near its reference is a difference of nearly equal numbers: where no reward differs, the
+    whole gradient may be of the size of its rounding.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = 0.0
+    for trained in rows:
+        with autocast():
+            logprobs = logprobs_of(model, trained.row, temperature)
+            score = (logprobs * logprobs.new_tensor(trained.row.mask)).sum() * row_weight(trained, objective)
+        parts = torch.autograd.grad(score, parameters, allow_unused=True)
+        norm = sum((part.double() ** 2).sum().item() for part in parts if part is not None) ** 0.5
+        total += norm * nats * (objective.beta + abs(trained.row.advantage))
+    return total
+
+
+def distance(oracle: Oracle) -> float:
+    """Return the norm of the difference of the two gradients that were compared."""
+    product = (oracle.cosine or 0.0) * oracle.trainer_norm * oracle.oracle_norm
+    return max(0.0, oracle.trainer_norm**2 + oracle.oracle_norm**2 - 2 * product) ** 0.5
+
+
 def compare(trainers: dict[str, torch.Tensor], oracles: dict[str, torch.Tensor]) -> Oracle:
     """Compare two gradients over all tensors together."""
     product = sum((trainers[name] * oracles[name]).sum().item() for name in oracles)

@@ -4,6 +4,7 @@ Those that an audit stops are in ``qualification.training.planted``; these leave
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from gyms.base import Observation
+from gyms.base import InfrastructureError, Observation, Verdict
 from gyms.blocking import BlockingGym, BlockingSession
-from trainer import audit, grpo, run_manifest
+from harness.process import Owner
+from trainer import audit, grpo, opening, run_manifest
 from trainer.config import TrainingConfig
+from trainer.environment import GymEnvironment
 from trainer.grpo import GymTrainer
 from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TrainingRun
 
@@ -114,8 +117,35 @@ def the_manifest_claims_more(patch: pytest.MonkeyPatch) -> None:
 
 def sessions_are_left_open(patch: pytest.MonkeyPatch) -> None:
     """TRL never closes an environment; a trainer that relies on it leaves its sessions to the server."""
+
+    class Forgetful(Owner):
+        def close(self) -> None:
+            """Leave it to the end of the process."""
+
     patch.setattr(GymTrainer, "close_environments", lambda self: None)
     patch.setattr(BlockingGym, "close", lambda self: None)
+    # A bridge that ends takes its sessions with it.
+    patch.setattr(opening, "Owner", Forgetful)
+
+
+def a_lost_rollout_is_worth_zero(patch: pytest.MonkeyPatch) -> None:
+    """NeMo Gym #2552: an infrastructure failure enters the group as reward 0."""
+
+    def verify(self: GymEnvironment, answer: str | None, truncated: bool = False) -> Verdict:
+        try:
+            return _verify(self, answer, truncated)
+        except InfrastructureError:
+            self._verdict = Verdict(0.0, False, {"lookup": 0.0, "calculation": 0.0, "answer": 0.0}, "no_answer")
+            return self._verdict
+
+    def reset(self: GymEnvironment, **row: Any) -> None:
+        with suppress(InfrastructureError):
+            _reset(self, **row)
+
+    _verify, _reset = GymEnvironment._verify, GymEnvironment.reset
+    patch.setattr(GymEnvironment, "_verify", verify)
+    patch.setattr(GymEnvironment, "_raise_fault", lambda self: None)
+    patch.setattr(GymEnvironment, "reset", reset)
 
 
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -130,5 +160,6 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         the_initial_adapter_is_saved,
         the_manifest_claims_more,
         sessions_are_left_open,
+        a_lost_rollout_is_worth_zero,
     )
 }

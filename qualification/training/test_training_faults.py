@@ -1,0 +1,164 @@
+"""What a training run makes of a gym that breaks at its third step: it ends, typed, with all that was finished."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from transformers import TrainerCallback
+
+from gyms.base import Replay
+from gyms.blocking import run_to_end
+from gyms.german_orders import GermanOrders
+from gyms.launch import SECRET_VARIABLE
+from harness.checks import check, explain
+from harness.evidence import Evidence
+from harness.run import Run
+from harness.services import GymService, start_nemo, start_openenv
+from qualification.training.qualified import GROUP, qualification_config, served
+from trainer import gym_training, run_manifest
+from trainer.config import CONFIG, write_config
+from trainer.environment import GymEnvironment
+from trainer.grpo import GymTrainer
+from trainer.run_manifest import TRACE
+from trainer.trace import read_trace
+
+pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600)]
+
+DONE = 2
+"""Steps that are finished when the blow falls."""
+Strike = Callable[[GymService, Run, pytest.MonkeyPatch], object]
+
+
+def _restart(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+    service.server.kill()
+    gym = service.identity.gym
+    start = {"nemo": start_nemo, "openenv": start_openenv}[gym]
+    folder = run.folder / run.mine("servers") / f"restarted-{gym}-{service.server.port}"
+    start(run.stack(gym), run.subject, run.owner, folder, ports=[service.server.port], secret=service.secret)
+
+
+def _disagree(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+    original = GermanOrders.replay
+
+    def replay(self: GermanOrders, *arguments: Any, **named: Any) -> Replay:
+        told = original(self, *arguments, **named)
+        return replace(told, verdict=replace(told.verdict, reward=0.5))
+
+    patch.setattr(GermanOrders, "replay", replay)
+
+
+def _kill_bridge(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+    for child in psutil.Process().children():
+        if "gyms.openenv.bridge" in child.cmdline():
+            child.kill()
+            child.wait(10)
+
+
+def _lose_a_member(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+    """Let one rollout of the next group lose its session after it was opened."""
+    opened = GymEnvironment.reset
+    numbers = iter(range(1000))
+
+    def reset(self: GymEnvironment, **row: Any) -> None:
+        opened(self, **row)
+        if next(numbers) == 1 and self._session is not None:
+            session: Any = self._session._session
+            # The server's part of it alone; client and trainer know nothing of it.
+            run_to_end(session._gym.release(session))
+
+    patch.setattr(GymEnvironment, "reset", reset)
+
+
+FAULTS: dict[str, dict[str, tuple[Strike, str]]] = {
+    "nemo": {
+        "killed": (lambda s, r, p: s.server.kill(), "unreachable"),
+        "paused": (lambda s, r, p: s.server.pause(), "timeout"),
+        "restarted": (_restart, "session_lost"),
+        "disagreeing verdict": (_disagree, "replay_disagreement"),
+        "a lost member": (_lose_a_member, "session_lost"),
+    },
+    "openenv": {
+        "killed": (lambda s, r, p: s.server.kill(), "unreachable"),
+        "paused": (lambda s, r, p: s.server.pause(), "timeout"),
+        "restarted": (_restart, "session_lost"),
+        "disagreeing verdict": (_disagree, "replay_disagreement"),
+        "bridge killed": (_kill_bridge, "unreachable"),
+        "a lost member": (_lose_a_member, "session_lost"),
+    },
+}
+
+
+class _After(TrainerCallback):
+    def __init__(self, strike: Callable[[], object]) -> None:
+        self._strike = strike
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if state.global_step == DONE:
+            self._strike()
+
+
+@pytest.mark.parametrize("gym", [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in FAULTS])
+@check("TRAIN-10", broken="a_lost_rollout_is_worth_zero")
+def test_a_gym_that_breaks_ends_the_run_before_it_is_trained_on(
+    gym: str, run: Run, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gym that breaks at step 3 MUST end the run typed; nothing of the broken group trained, what was done kept."""
+    seen = {name: _struck(gym, name, run, monkeypatch) for name in FAULTS[gym]}
+    expected = {
+        name: {
+            "exit code": 1,
+            "kind": kind,
+            "steps": DONE,
+            "rows": DONE * GROUP,
+            "trained": DONE * GROUP,
+            "whole": True,
+        }
+        for name, (_, kind) in FAULTS[gym].items()
+    }
+    evidence.measure(seen=seen)
+    assert seen == expected, explain(
+        subject=f"training through {gym} whose service breaks after step {DONE}",
+        expected=expected,
+        got=seen,
+        cause="a lost rollout is paid, or the group is trained without it",
+    )
+
+
+def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Train mini4 through a service that is struck after step 2; return what is left of the run."""
+    strike = FAULTS[gym][fault][0]
+    name = f"{fault.replace(' ', '-')}-{gym}-{time.monotonic_ns()}"
+    folder = run.folder / "training" / run.mine(name)
+    folder.mkdir(parents=True)
+    write_config(qualification_config(gym, "mini4", deadline_s=2.5), folder / CONFIG)
+    with patch.context() as patched, served(gym, run, name) as service:
+        original = GymTrainer.__init__
+
+        def init(self: GymTrainer, *arguments: Any, **named: Any) -> None:
+            original(self, *arguments, **named)
+            self.add_callback(_After(lambda: strike(service, run, patched)))
+
+        patched.setattr(GymTrainer, "__init__", init)
+        patched.setenv(SECRET_VARIABLE, service.secret)
+        code = gym_training.main([str(folder / CONFIG), "--gym-url", service.server.url])
+        if service.server.alive:
+            service.server.resume()
+    return {"exit code": code, **_left(folder)}
+
+
+def _left(folder: Path) -> dict[str, object]:
+    manifest = run_manifest.read(folder)
+    records = list(read_trace(folder / TRACE))
+    outcome = manifest.outcome.removeprefix("stopped: ")
+    return {
+        "kind": outcome.split(" ")[0],
+        "steps": sum(record.kind == "step" for record in records),
+        "rows": sum(record.kind == "row" for record in records),
+        "trained": len({record.rollout for record in records if record.kind == "pass"}),
+        "whole": manifest.files == run_manifest.list_files(folder) and bool(json.loads((folder / CONFIG).read_text())),
+    }

@@ -91,8 +91,8 @@ def _add_policy_claims(claims: Claims, read: Evidence, found: Path) -> None:
     gap = f"log-probabilities of the forward passes, at most {again.largest_gap:.2g} nats apart ({count})"
     _hold(claims, "forward passes", gap, lambda: again.passes)
     _hold(claims, "gradients again", f"their norms ({count})", lambda: again.gradients)
-    if read.config.precision != "fp32":
-        claims.lines.append("untried training again: bf16 roundings add up over steps, so only the first is done again")
+    if again.ended_by:
+        claims.lines.append(f"untried training again: {again.ended_by}")
         return
     update = "none to compare" if again.cosine is None else f"cosine {again.cosine:.6f} to the saved one"
     _hold(claims, "training again", f"the adapter's update, {update} ({count})", lambda: again.adapter)

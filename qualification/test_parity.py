@@ -17,7 +17,9 @@ from qualification.broken import clients
 from qualification.parity import (
     Carrier,
     Episode,
+    VerifiersCarrier,
     carrier,
+    carries,
     malformed_episodes,
     number_episodes,
     replayed,
@@ -27,12 +29,14 @@ from qualification.parity import (
 pytestmark = pytest.mark.cpu_smoke
 
 EVERY_GYM = pytest.mark.parametrize(
-    "carried", [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in ("nemo", "openenv")], indirect=True
+    "carried",
+    [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in ("nemo", "openenv", "verifiers")],
+    indirect=True,
 )
 
 
 @pytest.fixture(scope="module")
-def carried(request: pytest.FixtureRequest, run: Run) -> Iterator[Carrier]:
+def carried(request: pytest.FixtureRequest, run: Run) -> Iterator[Carrier | VerifiersCarrier]:
     """A gym's real service and client."""
     with carrier(request.param, run) as opened:
         yield opened
@@ -49,7 +53,9 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
 
 @EVERY_GYM
 @check("PARITY-01", broken="calls_of_a_turn_change_places")
-def test_scripted_episodes_are_equal_in_every_gym(carried: Carrier, orders: GermanOrders, evidence: Evidence) -> None:
+def test_scripted_episodes_are_equal_in_every_gym(
+    carried: Carrier | VerifiersCarrier, orders: GermanOrders, evidence: Evidence
+) -> None:
     """Scripted episodes MUST give the core's observations, byte for byte on the wire, and the core's verdict."""
     seen, expected = _compare(carried, orders, scripted_episodes(orders), evidence)
     assert seen == expected, explain(
@@ -62,7 +68,9 @@ def test_scripted_episodes_are_equal_in_every_gym(carried: Carrier, orders: Germ
 
 @EVERY_GYM
 @check("PARITY-02", broken="arguments_are_written_anew")
-def test_malformed_calls_are_equal_in_every_gym(carried: Carrier, orders: GermanOrders, evidence: Evidence) -> None:
+def test_malformed_calls_are_equal_in_every_gym(
+    carried: Carrier | VerifiersCarrier, orders: GermanOrders, evidence: Evidence
+) -> None:
     """Malformed and hostile calls MUST give the core's error observations, and the same episodes' verdicts."""
     seen, expected = _compare(carried, orders, malformed_episodes(orders), evidence)
     assert seen == expected, explain(
@@ -75,7 +83,9 @@ def test_malformed_calls_are_equal_in_every_gym(carried: Carrier, orders: German
 
 @EVERY_GYM
 @check("PARITY-03", broken="numbers_are_normalised")
-def test_number_forms_are_equal_in_every_gym(carried: Carrier, orders: GermanOrders, evidence: Evidence) -> None:
+def test_number_forms_are_equal_in_every_gym(
+    carried: Carrier | VerifiersCarrier, orders: GermanOrders, evidence: Evidence
+) -> None:
     """Every German number form and hostile expression MUST be read as the core reads it, in calls and in answers."""
     seen, expected = _compare(carried, orders, number_episodes(orders), evidence)
     assert seen == expected, explain(
@@ -86,13 +96,18 @@ def test_number_forms_are_equal_in_every_gym(carried: Carrier, orders: GermanOrd
     )
 
 
-def _compare(carried: Carrier, orders: GermanOrders, episodes: list[Episode], evidence: Evidence) -> tuple[Any, Any]:
+def _compare(
+    carried: Carrier | VerifiersCarrier, orders: GermanOrders, episodes: list[Episode], evidence: Evidence
+) -> tuple[Any, Any]:
     """Return what differs from the replay, and what must: nothing, with the number of episodes and observations."""
+    left_out = [each.name for each in episodes if not carries(carried.gym_name, each)]
+    episodes = [each for each in episodes if carries(carried.gym_name, each)]
     told, wire = carried.play(orders, episodes)
     replays = replayed(orders, episodes)
     shown = [(seen.text.encode(), seen.is_error) for replay in replays for seen in replay.observations]
     differing = [each.name for each, got, due in zip(episodes, told, replays, strict=True) if got != due]
     evidence.attach("wire.json", [[text.decode(), is_error] for text, is_error in wire])
+    evidence.measure(left_out=left_out)
     evidence.measure(episodes=len(episodes), observations=len(wire), outcomes=sorted({t.verdict.outcome for t in told}))
     return (differing[:5], _first_difference(wire, shown), len(wire)), ([], None, len(shown))
 

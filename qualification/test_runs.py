@@ -33,12 +33,12 @@ def _outcomes(reports: Path) -> tuple[dict[str, str], int]:
     ).returncode
 
 
-@pytest.mark.gym("nemo")
-def test_qualification_needs_no_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gym", [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in ("nemo", "verifiers")])
+def test_qualification_needs_no_network(gym: str, tmp_path: Path) -> None:
     """After set-up, the README's command MUST qualify the gym on a machine without any network."""
     if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
         raise NotTestable("this kernel gives no network namespace to a user; run as root or allow user namespaces")
-    make = ["make", "qualify", "GYM=nemo", f"PYTEST_ARGS=--reports {tmp_path / 'reports'}"]
+    make = ["make", "qualify", f"GYM={gym}", f"PYTEST_ARGS=--reports {tmp_path / 'reports'}"]
     ran = subprocess.run(
         ["unshare", "-rn", sys.executable, "-c", LOOPBACK_UP_THEN, *make],
         cwd=ROOT,
@@ -47,9 +47,9 @@ def test_qualification_needs_no_network(tmp_path: Path) -> None:
         timeout=500,
         check=False,
     )
-    assert (ran.returncode, "QUALIFIED: nemo" in ran.stdout) == (0, True), explain(
-        subject="make qualify GYM=nemo in a network namespace with loopback alone",
-        expected=(0, "QUALIFIED: nemo"),
+    assert (ran.returncode, f"QUALIFIED: {gym}" in ran.stdout) == (0, True), explain(
+        subject=f"make qualify GYM={gym} in a network namespace with loopback alone",
+        expected=(0, f"QUALIFIED: {gym}"),
         got=(ran.returncode, (ran.stdout + ran.stderr)[-3000:]),
         cause="set-up, server or client reaches for the network",
     )

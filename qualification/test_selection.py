@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import stacks
+from harness import plugin, stacks
 from harness.checks import explain
 from harness.errors import NotTestable
 from harness.manifest import read
+from qualification import verifiers
 from qualification.commands import run_pytest
 
 pytestmark = pytest.mark.self_test
@@ -141,6 +142,17 @@ def test_a_check_without_its_data_is_left_out_unless_named(
         expected=collected,
         got=listed,
         cause="the mark is not looked at, or a name is not taken for a wish",
+    )
+
+
+def test_optional_checks_are_not_demanded() -> None:
+    """A run without the optional checks of a gym MUST NOT lack their records, and MUST lack those of all others."""
+    demanded = plugin._documented("verifiers", verifiers.__name__)
+    assert demanded == {f"VF-S-0{number}" for number in range(1, 8)}, explain(
+        subject="checks of the Verifiers gym that every run of one of them must have a record of",
+        expected="VF-S-01 to VF-S-07",
+        got=sorted(demanded),
+        cause="the mark optional is not looked at, or another module of checks is passed over",
     )
 
 

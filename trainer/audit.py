@@ -276,8 +276,8 @@ class Audit(TrainerCallback):
         kept = drawn.sampled[: len(row.prompt) + len(row.completion) - len(drawn.context)]
         if not kept:
             return None
-        tokenizer = self._trainer._tokenizer
-        return parse_response(tokenizer, kept, prefix=drawn.context, tools=self._trainer.tools or None)
+        tools: Any = self._trainer.tools or None
+        return parse_response(self._trainer._tokenizer, kept, prefix=drawn.context, tools=tools)
 
     def _environment_episodes(self, made: Sequence[Row]) -> list[Episode]:
         """Return what the environments recorded, once it agrees with what the trainer shows of each rollout."""

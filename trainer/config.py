@@ -120,13 +120,14 @@ def read_config(path: Path) -> TrainingConfig:
             f"{path} cannot be read ({error}); make one with python -m trainer.prepare RUN_DIR"
         ) from None
     if isinstance(data, dict) and "arms" in data:
-        raise HarnessError(f"{path} is the plan of an experiment; run it with python -m trainer.schedule")
+        raise HarnessError(f"{path} is the plan of an experiment, not of one run; name a training.json")
     try:
         return TrainingConfig.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise HarnessError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise HarnessError(f"{path}: {f'{where}: ' if where else ''}{said}") from None
 
 
 def write_config(config: TrainingConfig, path: Path) -> None:

@@ -45,12 +45,13 @@ class GymTrainer(GRPOTrainer):
         """Prepare a run; TRL's own files go to ``folder``. Training tensors are made from ``config.seed``."""
         self.verdicts: list[Verdict] = []
         self._shaping = config.shaping
+        columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
         super().__init__(
             model=policy.model,
             processing_class=policy.tokenizer,
             args=_arguments(config, folder),
             train_dataset=Dataset.from_list([{"prompt": tasks.prompt(task), "task_id": task} for task in config.tasks]),
-            reward_funcs=[_column(SHAPED, self._shaped), _column(STRICT, self._strict)],
+            reward_funcs=columns,
             environment_factory=environment_class(gym, tasks),
             peft_config=LoraConfig(
                 r=config.lora.rank,

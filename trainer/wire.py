@@ -45,8 +45,8 @@ class Function(_Fields):
     arguments: str = "{}"
 
 
-class Call(_Fields):
-    """A tool call that the assistant made earlier."""
+class Call(_Open):
+    """A tool call that the assistant made earlier; what a client echoes beside these fields is not rendered."""
 
     id: str = ""
     type: Literal["function"] = "function"

@@ -18,10 +18,11 @@ from gyms.client import ClientGym, ClientSession
 from gyms.nemo.client import NemoGym
 from gyms.openenv.channel import Channel
 from gyms.openenv.client import OpenEnvGym
+from qualification import parity
 from trainer.environment import GymEnvironment
 
 _call, _verify, _open = ClientSession.call, ClientSession.verify, ClientGym.open
-_exchange = OpenEnvGym._exchange
+_exchange, _as_row = OpenEnvGym._exchange, parity.as_row
 
 
 def ids_are_a_counter(patch: pytest.MonkeyPatch) -> None:
@@ -185,6 +186,7 @@ def calls_of_a_turn_change_places(patch: pytest.MonkeyPatch) -> None:
         return await _call(self, tool, arguments)
 
     patch.setattr(ClientSession, "call", call)
+    _change_rows(patch, lambda script: script["calls"].sort(key=lambda call: script["at_once"] and call[0]))
 
 
 def arguments_are_written_anew(patch: pytest.MonkeyPatch) -> None:
@@ -195,17 +197,38 @@ def arguments_are_written_anew(patch: pytest.MonkeyPatch) -> None:
             arguments = json.dumps(json.loads(arguments))
         return await _call(self, tool, arguments)
 
+    def rewrite(script: dict[str, Any]) -> None:
+        for written in script["calls"]:
+            with suppress(ValueError, RecursionError):
+                written[1] = json.dumps(json.loads(written[1]))
+
     patch.setattr(ClientSession, "call", call)
+    _change_rows(patch, rewrite)
 
 
 def numbers_are_normalised(patch: pytest.MonkeyPatch) -> None:
     """The answer is stripped and its thousands points are taken out, to be kind."""
 
     async def verify(self: ClientSession, answer: str | None, truncated: bool = False) -> Verdict:
-        kind = answer and re.sub(r"(?<=\d)\.(?=\d{3}\b)", "", answer.strip())
-        return await _verify(self, kind, truncated)
+        return await _verify(self, _normalised(answer), truncated)
 
     patch.setattr(ClientSession, "verify", verify)
+    _change_rows(patch, lambda script: script.update(answer=_normalised(script["answer"])))
+
+
+def _normalised(answer: str | None) -> str | None:
+    return answer and re.sub(r"(?<=\d)\.(?=\d{3}\b)", "", answer.strip())
+
+
+def _change_rows(patch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what Verifiers, which has no client of ours, is given to play."""
+
+    def changed(episode: parity.Episode) -> dict[str, Any]:
+        row = _as_row(episode)
+        change(row["script"])
+        return row
+
+    patch.setattr(parity, "as_row", changed)
 
 
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

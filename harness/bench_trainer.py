@@ -1,4 +1,4 @@
-"""How fast the embedded policy is built and plays, measured in a process of its own: nothing here loads torch."""
+"""How fast policies and training are, measured in a process of their own: nothing here loads torch."""
 
 import json
 import subprocess
@@ -12,12 +12,21 @@ from harness.files import ROOT
 
 
 def bench_policy(say: Say) -> list[Figure]:
-    """Run ``trainer.bench`` and return its figures; raises HarnessError."""
+    """Measure building, sampling and evaluating the embedded policy; raises HarnessError."""
+    return _figures("trainer.bench", say)
+
+
+def bench_training(say: Say) -> list[Figure]:
+    """Measure audited training, in this process and through the gyms; raises HarnessError."""
+    return _figures("trainer.bench_training", say)
+
+
+def _figures(module: str, say: Say) -> list[Figure]:
     if find_spec("torch") is None or find_spec("trl") is None:
-        raise NotTestable("measuring a policy needs torch and trl; run: make setup-train")
+        raise NotTestable("this needs torch and trl; run: make setup-train")
     figures = []
     with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-m", "trainer.bench"]
+        command = [sys.executable, "-m", module]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
             for line in map(json.loads, process.stdout):
@@ -28,5 +37,5 @@ def bench_policy(say: Say) -> list[Figure]:
         if process.returncode:
             errors.seek(0)
             tail = "\n".join(errors.read().splitlines()[-12:])
-            raise HarnessError(f"trainer.bench ended with {process.returncode}:\n{tail}")
+            raise HarnessError(f"{module} ended with {process.returncode}:\n{tail}")
     return figures

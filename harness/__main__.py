@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
-from harness import __version__, manifest, stacks
+from harness import __version__, manifest, stacks, training
 from harness.bench import Figure, Say
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
@@ -159,13 +159,17 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    broken = 0
+    broken = False
     for directory in options.directories:
-        claims = manifest.verify(directory)
+        if training.is_run(directory):
+            lines, sound = training.verify(directory)
+        else:
+            claims = manifest.verify(directory)
+            lines, sound = claims.lines, not claims.broken
         if len(options.directories) > 1:
             print(f"{directory}:")
-        print("\n".join(claims.lines))
-        broken += claims.broken
+        print("\n".join(lines))
+        broken = broken or not sound
     return 1 if broken else 0
 
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST, GymRecord, Sha256
+from harness.training import FORMAT
 from trainer.config import TrainingConfig
 from trainer.trace import Step
 
-FORMAT = "gymqual.training-run/1"
 TRACE = "trace.jsonl"
 INITIAL_ADAPTER = "initial_adapter"
 ADAPTER = "adapter"

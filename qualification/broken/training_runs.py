@@ -1,0 +1,381 @@
+"""Single alterations of a training run, each with the claim of the replay audit that owns it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from qualification.training.small_run import Dump
+from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
+from trainer.tensors import ADAPTER as TENSORS
+from trainer.tensors import tensors_digest
+
+Alteration = Callable[[Dump], object]
+
+
+def other(token: int) -> int:
+    """Another id of the vocabulary that ends no turn."""
+    return token + 1 if token < 300 else token - 1
+
+
+def a_sampled_id(run: Dump) -> None:
+    sampled = run.first("call")["sampled"]
+    sampled[0] = other(sampled[0])
+
+
+def a_trained_id(run: Dump) -> None:
+    completion = run.first("row")["completion"]
+    completion[1] = other(completion[1])
+
+
+def a_context_id(run: Dump) -> None:
+    context = run.first("call", turn=1)["context"]
+    context[-1] = other(context[-1])
+
+
+def a_prompt_id(run: Dump) -> None:
+    prompt = run.first("row")["prompt"]
+    prompt[3] = other(prompt[3])
+
+
+def a_mask_bit(run: Dump) -> None:
+    mask = run.first("row")["mask"]
+    mask[mask.index(0)] = 1
+
+
+def a_mask_bit_off(run: Dump) -> None:
+    run.first("row")["mask"][-1] = 0
+
+
+def a_span(run: Dump) -> None:
+    run.first("row")["spans"][0]["end"] -= 1
+
+
+def a_cut(run: Dump) -> None:
+    run.first("row")["cut"] = 2
+
+
+def a_reward(run: Dump) -> None:
+    rewards = run.first("row")["rewards"]
+    rewards["shaped"] = 1.0 - rewards["shaped"]
+
+
+def a_missing_reward(run: Dump) -> None:
+    run.first("row")["rewards"]["strict"] = None
+
+
+def an_advantage(run: Dump) -> None:
+    run.first("row")["advantage"] += 1e-4
+
+
+def an_observation(run: Dump) -> None:
+    run.first("episode")["calls"][0]["text"] += " "
+
+
+def an_error_flag(run: Dump) -> None:
+    use = run.first("episode")["calls"][0]
+    use["is_error"] = not use["is_error"]
+
+
+def a_dropped_call(run: Dump) -> None:
+    episode = next(episode for episode in run.of("episode") if episode["strict"])
+    del episode["calls"][0]
+
+
+def an_outcome(run: Dump) -> None:
+    run.first("episode", strict=False)["outcome"] = "solved"
+
+
+def a_strict_flag(run: Dump) -> None:
+    run.first("episode", strict=False)["strict"] = True
+
+
+def a_milestone(run: Dump) -> None:
+    parts = run.first("episode")["parts"]
+    parts["lookup"] = 1.0 - parts["lookup"]
+
+
+def a_truncation(run: Dump) -> None:
+    run.first("episode")["truncated"] = True
+
+
+def a_samplers_logprob(run: Dump) -> None:
+    run.first("call")["logprobs"][2] -= 1e-5
+
+
+def a_passes_logprob(run: Dump) -> None:
+    run.first("pass", step=2)["logprobs"][2] -= 1e-5
+
+
+def a_logprob_that_is_none(run: Dump) -> None:
+    run.first("pass")["logprobs"][0] = "NaN"
+
+
+def a_logprob_above_zero(run: Dump) -> None:
+    run.first("call")["logprobs"][0] = 0.5
+
+
+def a_logprob_less(run: Dump) -> None:
+    run.first("call")["logprobs"].pop()
+
+
+def a_dropped_row(run: Dump) -> None:
+    run.records.remove(run.first("row", rollout=1))
+
+
+def a_repeated_row(run: Dump) -> None:
+    row = run.first("row")
+    run.records.insert(run.records.index(row), row)
+
+
+def an_unequal_group(run: Dump) -> None:
+    run.first("row")["group"] = 1
+
+
+def rows_swapped_in_a_group(run: Dump) -> None:
+    one, two = _unlike_rows(run)
+    one["rollout"], two["rollout"] = two["rollout"], one["rollout"]
+
+
+def _unlike_rows(run: Dump) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two rows of a group with different completions and rewards."""
+    for one in run.of("row"):
+        for two in run.of("row"):
+            if one["group"] == two["group"] and one["rewards"] != two["rewards"]:
+                return one, two
+    raise AssertionError("no group of the run varied")
+
+
+def rewards_swapped_in_a_group(run: Dump) -> None:
+    one, two = _unlike_rows(run)
+    for name in ("rewards", "advantage"):
+        one[name], two[name] = two[name], one[name]
+
+
+def a_normaliser(run: Dump) -> None:
+    run.first("pass")["normaliser"] *= 2
+
+
+def a_pass_less(run: Dump) -> None:
+    run.records.remove(run.of("pass")[-1])
+
+
+def a_steps_success(run: Dump) -> None:
+    run.first("step")["strict"] += 0.125
+
+
+def a_learning_rate(run: Dump) -> None:
+    run.first("step")["learning_rate"] *= 2
+
+
+def a_reason_to_learn_nothing(run: Dump) -> None:
+    run.first("step")["nothing_to_learn"] = "equal rewards"
+
+
+def a_gradient_norm(run: Dump) -> None:
+    run.first("step")["gradient_norm"] = 0.0
+
+
+def an_oracle_out_of_band(run: Dump) -> None:
+    run.first("step")["oracle"]["cosine"] = 0.9
+
+
+def a_missing_oracle(run: Dump) -> None:
+    run.first("step")["oracle"] = None
+
+
+def a_gap(run: Dump) -> None:
+    run.first("step")["logprob_gap_max"] = 0.0
+
+
+def a_policy_digest(run: Dump) -> None:
+    run.first("step")["policy_after"] = "0" * 64
+
+
+def another_policy_sampled(run: Dump) -> None:
+    run.first("call")["policy"] = "0" * 64
+
+
+def an_adapter_byte(run: Dump) -> None:
+    _flip_byte(run.folder / ADAPTER / TENSORS)
+
+
+def an_initial_adapter_byte(run: Dump) -> None:
+    _flip_byte(run.folder / INITIAL_ADAPTER / TENSORS)
+
+
+def _flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def a_temperature(run: Dump) -> None:
+    run.training["temperature"] = run.manifest["config"]["temperature"] = 0.7
+
+
+def a_loss_type(run: Dump) -> None:
+    run.first("header")["objective"]["loss_type"] = "bnpo"
+
+
+def another_configuration(run: Dump) -> None:
+    run.manifest["config"]["seed"] = 44
+
+
+def another_core(run: Dump) -> None:
+    run.manifest["core"] = "0" * 64
+
+
+def tasks_in_another_order(run: Dump) -> None:
+    for config in (run.training, run.manifest["config"]):
+        config["tasks"] = [config["tasks"][1], config["tasks"][0], *config["tasks"][2:]]
+
+
+def a_token_total(run: Dump) -> None:
+    run.manifest["tokens"]["sampled"] += 1
+
+
+def an_external_total(run: Dump) -> None:
+    run.manifest["tokens"]["external"] -= 1
+
+
+def a_consumed_task(run: Dump) -> None:
+    tasks = run.manifest["consumed_tasks"]
+    tasks[next(iter(tasks))] -= 1
+
+
+def a_task_that_was_not_consumed(run: Dump) -> None:
+    run.manifest["consumed_tasks"]["v1/train/43/15"] = 4
+
+
+def an_observation_total(run: Dump) -> None:
+    run.manifest["replay"]["observations"] += 1
+
+
+def a_changed_tensor(run: Dump) -> None:
+    run.manifest["tensors"]["changed"] -= 1
+
+
+def a_share_of_elements(run: Dump) -> None:
+    run.manifest["tensors"]["elements_changed"] = 0.5
+
+
+def an_update_ratio(run: Dump) -> None:
+    ratios = run.manifest["tensors"]["update_ratio"]
+    ratios[next(name for name, ratio in ratios.items() if ratio)] = 1.0
+
+
+def a_training_success(run: Dump) -> None:
+    run.manifest["strict_training_success"] = 1.0
+
+
+def a_mean_reward(run: Dump) -> None:
+    run.manifest["mean_shaped_reward"] = 0.9
+
+
+def varied_groups(run: Dump) -> None:
+    run.manifest["varied_groups"] += 1
+
+
+def a_step_of_the_manifest(run: Dump) -> None:
+    run.manifest["steps"][0]["gradient_norm"] *= 1.5
+
+
+OWNERS: dict[Alteration, str] = {
+    a_sampled_id: "rows", a_trained_id: "rows", a_span: "rows", a_cut: "rows", rows_swapped_in_a_group: "rows",
+    a_context_id: "contexts", a_prompt_id: "contexts", a_mask_bit: "masks", a_mask_bit_off: "sampled ids",
+    a_reward: "rewards", a_missing_reward: "rewards", rewards_swapped_in_a_group: "rewards",
+    an_advantage: "advantages", an_observation: "observations", an_error_flag: "observations",
+    a_dropped_call: "verdicts", an_outcome: "verdicts", a_strict_flag: "verdicts", a_milestone: "verdicts",
+    a_truncation: "verdicts", a_samplers_logprob: "log-probability gap", a_passes_logprob: "log-probability gap",
+    a_gap: "log-probability gap", a_logprob_that_is_none: "log-probabilities",
+    a_logprob_above_zero: "log-probabilities", a_logprob_less: "log-probabilities", a_dropped_row: "groups",
+    an_unequal_group: "groups", a_repeated_row: "records", a_normaliser: "passes", a_pass_less: "passes",
+    a_steps_success: "steps", a_learning_rate: "steps", a_reason_to_learn_nothing: "steps",
+    a_gradient_norm: "gradients", an_oracle_out_of_band: "gradients", a_missing_oracle: "gradients",
+    a_policy_digest: "policies", another_policy_sampled: "policies", an_adapter_byte: "policies",
+    an_initial_adapter_byte: "policies", a_temperature: "configuration", a_loss_type: "configuration",
+    another_configuration: "configuration", another_core: "identity", tasks_in_another_order: "tasks",
+    a_token_total: "token totals", an_external_total: "token totals", a_consumed_task: "consumed tasks",
+    a_task_that_was_not_consumed: "consumed tasks", an_observation_total: "replay totals",
+    a_changed_tensor: "tensors", a_share_of_elements: "tensors", an_update_ratio: "tensors",
+    a_training_success: "summary", a_mean_reward: "summary", varied_groups: "summary",
+    a_step_of_the_manifest: "summary",
+}  # fmt: skip
+
+
+# --- Alterations that are consistent with everything but the policy ----------------------------------
+
+
+def an_id_everywhere(run: Dump) -> None:
+    """Another id of a first turn, in the call, the contexts after it and the row."""
+    call = run.first("call", turn=0)
+    position, rollout = len(call["context"]) + 1, call["rollout"]
+    new = other(call["sampled"][1])
+    call["sampled"][1] = new
+    for later in run.of("call"):
+        if later["rollout"] == rollout and later["turn"] > 0:
+            later["context"][position] = new
+    run.first("row", rollout=rollout)["completion"][1] = new
+
+
+def a_better_answer(run: Dump) -> None:
+    """The right answer for a rollout that gave another one, with all that follows from it."""
+    failed = run.first("episode", outcome="wrong_answer")
+    solved = next(e for e in run.of("episode") if e["strict"])
+    failed["answer"] = solved["answer"]
+
+
+def swapped_episodes(run: Dump) -> None:
+    """Two rollouts of a group with each other's episodes, rewards and advantages."""
+    one, two = _unlike_rows(run)
+    rewards_swapped_in_a_group(run)
+    first, second = (run.first("episode", rollout=row["rollout"]) for row in (one, two))
+    first["rollout"], second["rollout"] = second["rollout"], first["rollout"]
+
+
+def both_logprobs(run: Dump) -> None:
+    """A sampler and a loss that agree on another probability than the weights give."""
+    made = run.first("pass", step=2)
+    row = run.first("row", rollout=made["rollout"])
+    made["logprobs"][1] -= 0.01
+    call = run.first("call", rollout=row["rollout"], turn=0)
+    call["logprobs"][1] -= 0.01
+
+
+def a_gradient_of_half_the_size(run: Dump) -> None:
+    """Half a loss: norms of trainer and oracle halved together."""
+    step = run.first("step", step=2)
+    step["gradient_norm"] /= 2
+    for name in ("trainer_norm", "oracle_norm"):
+        step["oracle"][name] /= 2
+    run.manifest["steps"][1]["gradient_norm"] /= 2
+
+
+def another_adapter(run: Dump) -> None:
+    """An adapter of another training under digests that say it is this one's."""
+    path = run.folder / ADAPTER / TENSORS
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: value + 1e-3 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
+    save_file(tensors, path)
+    run.of("step")[-1]["policy_after"] = run.manifest["steps"][-1]["policy_after"] = tensors_digest(tensors)
+
+
+def another_policy(run: Dump) -> None:
+    run.manifest["policy"]["weights"] = run.manifest["config"]["policy_weights"] = "0" * 64
+    run.training["policy_weights"] = "0" * 64
+
+
+def an_adapter_for_another_model(run: Dump) -> None:
+    path = run.folder / ADAPTER / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 16', '"r": 8'))
+
+
+POLICY_OWNERS: dict[Alteration, str] = {
+    an_id_everywhere: "forward passes", a_better_answer: "transcripts", swapped_episodes: "transcripts",
+    both_logprobs: "forward passes", a_gradient_of_half_the_size: "gradients again",
+    another_adapter: "training again", another_policy: "policy", an_adapter_for_another_model: "adapter",
+}  # fmt: skip

@@ -1,0 +1,90 @@
+"""A small training run without a gym's service, by the real trainer and judged in process, and its plain data."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gyms import loaded
+from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet
+from gyms.local import LocalGym, LocalSession
+from harness.files import readable_json, sha256_file
+from harness.manifest import MANIFEST
+from trainer import gym_training
+from trainer.config import CONFIG, TrainingConfig
+from trainer.policy import load_policy
+from trainer.prepare import training_config
+from trainer.run_manifest import TRACE
+
+
+class IdentifiedGym(LocalGym):
+    """The task set in this process, under a gym's name."""
+
+    def __init__(self, tasks: TaskSet, ends_after: int | None) -> None:
+        """``ends_after``: sessions after which the gym is not reached any more."""
+        super().__init__(tasks)
+        self._left = ends_after
+
+    def open(self, task_id: str) -> LocalSession:
+        """Open an episode."""
+        if self._left == 0:
+            raise InfrastructureError(Kind.UNREACHABLE, Scope.SERVICE, "the gym has ended")
+        self._left = self._left and self._left - 1
+        return super().open(task_id)
+
+    def identity(self) -> GymIdentity:
+        """Return an identity of nothing but the core."""
+        return GymIdentity("nemo", "in process", "", (), "", "", loaded.core_on_disk())
+
+
+def train_small(folder: Path, ends_after: int | None = None, **changed: Any) -> Path:
+    """Train mini4 for two steps of two groups of four, one field of the configuration or another changed."""
+
+    @contextmanager
+    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[IdentifiedGym]:
+        yield IdentifiedGym(tasks, ends_after)
+
+    made = training_config("mini4", load_policy("mini4").identity.weights, "nemo", 43, steps=2)
+    config = TrainingConfig.model_validate({**made.model_dump(), "groups_per_step": 2, **changed})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gym_training, "opened_gym", opened)
+        patch.setattr(gym_training, "find_stack", lambda gym: SimpleNamespace(deviation=None))
+        gym_training.train(config, folder, None, Console(quiet=True))
+    return folder
+
+
+@dataclass
+class Dump:
+    """A run directory as plain data, to be altered and written again with honest digests."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    records: list[dict[str, Any]]
+    training: dict[str, Any]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def first(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return next(r for r in self.of(kind) if all(r[name] == value for name, value in fields.items()))
+
+    def write(self) -> None:
+        """Write everything; the manifest's digests of the files are those of the altered files."""
+        lines = (json.dumps(record, separators=(",", ":")) for record in self.records)
+        (self.folder / TRACE).write_text("".join(f"{line}\n" for line in lines))
+        (self.folder / CONFIG).write_bytes(readable_json(self.training))
+        self.manifest["files"] = {name: sha256_file(self.folder / name) for name in self.manifest["files"]}
+        (self.folder / MANIFEST).write_bytes(readable_json(self.manifest))
+
+
+def dump(folder: Path) -> Dump:
+    records = [json.loads(line) for line in (folder / TRACE).read_text().splitlines()]
+    return Dump(
+        folder, json.loads((folder / MANIFEST).read_bytes()), records, json.loads((folder / CONFIG).read_bytes())
+    )

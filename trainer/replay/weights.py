@@ -1,0 +1,237 @@
+"""Weights: the training done again from recorded ids, rewards and the initial adapter, row by row without padding.
+
+Needs the policy that was trained. In fp32 every step is repeated, the optimizer's included, so that each step's
+forward pass and gradient and the saved adapter are held against weights that the run did not provide. In bf16
+roundings add up over steps; there the first step alone is repeated.
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+import trainer
+from harness.errors import HarnessError
+from harness.files import sha256_file
+from trainer.replay.evidence import Evidence
+from trainer.replay.steps import normalisers
+from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
+from trainer.tensors import tensors_digest
+from trainer.trace import Pass, Row, Step
+
+EMBEDDED = Path(trainer.__file__).parent / "policies"
+FIRST_PASS = 1e-4
+"""Nats, in fp32: the first step's forward pass with and without padding, at the very weights that are on disk."""
+LATER_PASS = 1e-3
+"""Nats, in fp32: the same after steps that were done again, whose roundings Adam magnifies where gradients vanish."""
+UPDATE_BAND = 1e-3
+"""Of 1: cosine and norm ratio of the adapter's whole update, done again, to the saved one."""
+
+
+def find_policy(evidence: Evidence, named: Path | None) -> Path | None:
+    """Return the folder of the policy that was trained if it is at hand; raises HarnessError for a wrong ``named``."""
+    if named is not None and not (named / "config.json").is_file():
+        raise HarnessError(f"--policy {named}: holds no config.json; name the folder of the policy that was trained")
+    candidates = [named] if named else [EMBEDDED / evidence.config.policy, Path(evidence.config.policy)]
+    return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
+
+
+def policy_identity_faults(evidence: Evidence, folder: Path) -> Iterator[str]:
+    """The policy at hand is, by weights and tokenizer, the one that was trained."""
+    files = sorted(folder.glob("*.safetensors"))
+    here = {
+        "weights": hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest(),
+        "tokenizer": sha256_file(folder / "tokenizer.json"),
+    }
+    for name, digest in here.items():
+        if (claimed := getattr(evidence.run.policy, name)) != digest:
+            yield f"its {name} are {digest[:16]} in {folder.name}, the run trained {claimed[:16]}"
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load a policy's tokenizer; raises HarnessError."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise HarnessError(f"{folder}: its tokenizer cannot be loaded ({str(error).splitlines()[0]})") from None
+
+
+@dataclass
+class Retraining:
+    """What came of doing the training again; each list holds one sentence for every difference."""
+
+    passes: list[str] = field(default_factory=list)
+    """Log-probabilities of the forward passes."""
+    gradients: list[str] = field(default_factory=list)
+    """Norms, and which tensors have one."""
+    adapter: list[str] = field(default_factory=list)
+    """The saved adapter."""
+    steps: int = 0
+    """Steps done again."""
+    ended_by: str = ""
+    """Why the later ones were not; empty if all were."""
+    largest_gap: float = 0.0
+    """Nats, over all passes."""
+    cosine: float | None = None
+    """Of the adapter's whole update to the saved one; null where it was not done again, or is zero."""
+
+
+def retrain(evidence: Evidence, folder: Path) -> Retraining:
+    """Do the training again from the initial adapter."""
+    made = Retraining()
+    model = _load(evidence, folder, INITIAL_ADAPTER)
+    exact = evidence.config.precision == "fp32"
+    named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+    if tensors_digest(named) != tensors_digest(evidence.initial_adapter):
+        made.adapter.append(f"{INITIAL_ADAPTER}: peft loads other tensors than are saved")
+        return made
+    optimizer = torch.optim.AdamW(named.values(), lr=evidence.config.learning_rate, weight_decay=0.0)
+    for step in evidence.steps:
+        if made.steps and not exact:
+            made.ended_by = "bf16 roundings add up over steps"
+            return made
+        optimizer.zero_grad(set_to_none=True)
+        tolerance = evidence.config.bands.logprob_gap if not exact else LATER_PASS if made.steps else FIRST_PASS
+        with _precision(evidence, model):
+            made.passes += _backward(evidence, model, step, tolerance, made)
+        differences = list(_gradient_differences(evidence, step, named))
+        if differences and _is_rounding(evidence, model, step, named):
+            if step.gradient_norm:
+                made.ended_by = f"the gradient of step {step.step} is rounding alone"
+                return made
+            for parameter in named.values():
+                parameter.grad = torch.zeros_like(parameter)
+        else:
+            made.gradients += differences
+        torch.nn.utils.clip_grad_norm_(named.values(), evidence.config.max_gradient_norm)
+        optimizer.step()
+        made.steps += 1
+    if evidence.run.tensors is not None:
+        made.adapter += _update_differences(evidence, named, made)
+    return made
+
+
+def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made: Retraining) -> Iterator[str]:
+    passes = evidence.passes.get(step.step, [])
+    for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
+        row = evidence.rows[recorded.rollout]
+        logprobs = _logprobs(model, row, evidence.config.temperature)
+        again = logprobs.detach().tolist()
+        trained = [(own, seen) for own, seen, bit in zip(again, recorded.logprobs, row.mask, strict=True) if bit]
+        gap = max((abs(own - seen) for own, seen in trained), default=0.0)
+        made.largest_gap = max(gap, made.largest_gap)
+        if not gap <= tolerance:
+            yield f"step {step.step}, rollout {row.rollout}: its log-probabilities differ by {gap:.3g} nats"
+        loss = _loss(evidence, logprobs, row, recorded) / divisor
+        if loss.requires_grad:
+            loss.backward()
+
+
+def _logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
+    """Return the log-probability of every completion id; float32, shape (completion,)."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([row.prompt + row.completion], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1].float() / temperature
+    return -torch.nn.functional.cross_entropy(logits, ids[0, len(row.prompt) :], reduction="none")
+
+
+def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row, recorded: Pass) -> torch.Tensor:
+    """Return the summed token loss of a row: clipped surrogate, and the KL term if there is one."""
+    objective = evidence.header.objective
+    old = logprobs.detach() if row.old_logprobs is None else logprobs.new_tensor(row.old_logprobs)
+    ratio = (logprobs - old).exp()
+    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
+    surrogate = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
+    gain = torch.minimum(surrogate * row.advantage, clipped * row.advantage)
+    if objective.beta and row.reference_logprobs is not None:
+        log_ratio = logprobs.new_tensor(row.reference_logprobs) - logprobs
+        kl = torch.expm1(log_ratio) - log_ratio
+        gain = gain - objective.beta * (kl * ratio if objective.kl_bias_correction else kl)
+    return -(gain * logprobs.new_tensor(row.mask)).sum()
+
+
+Parameters = dict[str, torch.nn.Parameter]
+
+
+def _norm(named: Parameters) -> float:
+    present = (parameter.grad for parameter in named.values() if parameter.grad is not None)
+    return math.sqrt(sum(gradient.double().square().sum().item() for gradient in present))
+
+
+def _is_rounding(evidence: Evidence, model: Any, step: Step, named: Parameters) -> bool:
+    """Whether a KL term's gradient is so small that log-probabilities are not known well enough to tell it."""
+    if not evidence.config.beta:
+        return False
+    parameters = list(named.values())
+    passes, allowed = evidence.passes.get(step.step, []), 0.0
+    for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
+        row = evidence.rows[recorded.rollout]
+        with _precision(evidence, model):
+            logprobs = _logprobs(model, row, evidence.config.temperature)
+        parts = torch.autograd.grad((logprobs * logprobs.new_tensor(row.mask)).sum() / divisor, parameters)
+        norm = math.sqrt(sum(part.double().square().sum().item() for part in parts))
+        allowed += norm * evidence.config.bands.logprob_noise * (evidence.config.beta + abs(row.advantage))
+    return _norm(named) + step.gradient_norm <= allowed
+
+
+def _gradient_differences(evidence: Evidence, step: Step, named: Parameters) -> Iterator[str]:
+    gradients = {name: p.grad for name, p in named.items() if p.grad is not None and p.grad.any()}
+    norm = _norm(named)
+    band = evidence.config.bands.norm_ratio
+    if (norm > 0) != (step.gradient_norm > 0) or abs(norm - step.gradient_norm) > band * step.gradient_norm:
+        yield f"step {step.step}: gradient norm {step.gradient_norm:.6g}, done again {norm:.6g}"
+    present = {name for name, has in step.gradients.items() if has}
+    if step.step == 1 and (odd := sorted(present ^ gradients.keys())):
+        yield f"step 1: {len(odd)} tensors have a gradient in one of recorded and done again, the first is {odd[0]}"
+
+
+def _update_differences(evidence: Evidence, named: Parameters, made: Retraining) -> Iterator[str]:
+    product = again = saved = 0.0
+    for name, before in evidence.initial_adapter.items():
+        mine = (named[name].detach().cpu() - before).double()
+        theirs = (evidence.adapter[name] - before).double()
+        product += (mine * theirs).sum().item()
+        again, saved = again + mine.square().sum().item(), saved + theirs.square().sum().item()
+    if not again or not saved:
+        if again != saved:
+            yield f"{ADAPTER}: update of norm {math.sqrt(saved):.3g}, done again {math.sqrt(again):.3g}"
+        return
+    made.cosine, ratio = product / math.sqrt(again * saved), math.sqrt(again / saved)
+    if not (abs(1 - made.cosine) <= UPDATE_BAND and abs(1 - ratio) <= UPDATE_BAND):
+        yield f"{ADAPTER}: its update has cosine {made.cosine:.6f}, norm ratio {ratio:.6f} to the one done again"
+
+
+def reload_faults(evidence: Evidence, folder: Path) -> Iterator[str]:
+    """The saved adapter loads on the policy, with the very tensors that are on disk."""
+    model = _load(evidence, folder, ADAPTER)
+    loaded = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+    if tensors_digest(loaded) != tensors_digest(evidence.adapter):
+        yield f"{ADAPTER}: peft loads other tensors than are saved"
+
+
+def _load(evidence: Evidence, folder: Path, adapter: str) -> Any:
+    disable_progress_bar()
+    dtype = torch.bfloat16 if evidence.config.precision == "bf16" else torch.float32
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        with warnings.catch_warnings():
+            # peft asks transformers in a way that will be removed; nothing to do about it here.
+            warnings.simplefilter("ignore", FutureWarning)
+            return PeftModel.from_pretrained(model, str(evidence.folder / adapter), is_trainable=True).to(device)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise HarnessError(f"{adapter} cannot be loaded on {folder} ({str(error).splitlines()[0]})") from None
+
+
+def _precision(evidence: Evidence, model: Any) -> AbstractContextManager[Any]:
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=evidence.config.precision == "bf16")

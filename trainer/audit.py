@@ -38,6 +38,9 @@ from trainer.tensors import tensors_digest
 from trainer.trace import Call, Episode, Header, Objective, Oracle, Pass, Row, Sampling, Step, TraceWriter, finite
 from trainer.transcripts import token_id
 
+ADVANTAGE_ROUNDING = 2e-3
+"""TRL takes equal rewards' mean in single precision and divides what is left of them by 1e-4."""
+
 OracleAt = Callable[[int], bool]
 
 
@@ -199,7 +202,7 @@ class Audit(TrainerCallback):
             if not finite([value for value in self._rewards[index].values() if value is not None]):
                 raise AuditError("finite", f"the rewards are {self._rewards[index]}", rollout=first + index)
             advantage = output["advantages"][index].item()
-            if abs(advantage - expected[index]) > 1e-4 * max(1.0, abs(expected[index])):
+            if abs(advantage - expected[index]) > ADVANTAGE_ROUNDING * max(1.0, abs(expected[index])):
                 detail = f"the advantage is {advantage:.6g}, its group's rewards give {expected[index]:.6g}"
                 raise AuditError("advantage", detail, rollout=first + index)
             mask = self._tool_mask[index] if self._tool_mask is not None else [1] * len(completion)

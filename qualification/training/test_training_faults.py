@@ -1,6 +1,7 @@
 """What a training run makes of a gym that breaks at its third step: it ends, typed, with all that was finished."""
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from gyms.base import Replay
@@ -31,10 +33,10 @@ pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600)]
 
 DONE = 2
 """Steps that are finished when the blow falls."""
-Strike = Callable[[GymService, Run, pytest.MonkeyPatch], object]
+Strike = Callable[[GymService, Run, pytest.MonkeyPatch, Any], object]
 
 
-def _restart(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+def _restart(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: Any) -> None:
     service.server.kill()
     gym = service.identity.gym
     start = {"nemo": start_nemo, "openenv": start_openenv}[gym]
@@ -42,7 +44,7 @@ def _restart(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
     start(run.stack(gym), run.subject, run.owner, folder, ports=[service.server.port], secret=service.secret)
 
 
-def _disagree(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+def _disagree(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: Any) -> None:
     original = GermanOrders.replay
 
     def replay(self: GermanOrders, *arguments: Any, **named: Any) -> Replay:
@@ -52,14 +54,14 @@ def _disagree(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GermanOrders, "replay", replay)
 
 
-def _kill_bridge(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+def _kill_bridge(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: Any) -> None:
     for child in psutil.Process().children():
         if "gyms.openenv.bridge" in child.cmdline():
             child.kill()
             child.wait(10)
 
 
-def _lose_a_member(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> None:
+def _lose_a_member(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: Any) -> None:
     """Let one rollout of the next group lose its session after it was opened."""
     opened = GymEnvironment.reset
     numbers = iter(range(1000))
@@ -76,15 +78,15 @@ def _lose_a_member(service: GymService, run: Run, patch: pytest.MonkeyPatch) -> 
 
 FAULTS: dict[str, dict[str, tuple[Strike, str]]] = {
     "nemo": {
-        "killed": (lambda s, r, p: s.server.kill(), "unreachable"),
-        "paused": (lambda s, r, p: s.server.pause(), "timeout"),
+        "killed": (lambda s, r, p, m: s.server.kill(), "unreachable"),
+        "paused": (lambda s, r, p, m: s.server.pause(), "timeout"),
         "restarted": (_restart, "session_lost"),
         "disagreeing verdict": (_disagree, "replay_disagreement"),
         "a lost member": (_lose_a_member, "session_lost"),
     },
     "openenv": {
-        "killed": (lambda s, r, p: s.server.kill(), "unreachable"),
-        "paused": (lambda s, r, p: s.server.pause(), "timeout"),
+        "killed": (lambda s, r, p, m: s.server.kill(), "unreachable"),
+        "paused": (lambda s, r, p, m: s.server.pause(), "timeout"),
         "restarted": (_restart, "session_lost"),
         "disagreeing verdict": (_disagree, "replay_disagreement"),
         "bridge killed": (_kill_bridge, "unreachable"),
@@ -94,12 +96,12 @@ FAULTS: dict[str, dict[str, tuple[Strike, str]]] = {
 
 
 class _After(TrainerCallback):
-    def __init__(self, strike: Callable[[], object]) -> None:
+    def __init__(self, strike: Callable[[Any], object]) -> None:
         self._strike = strike
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         if state.global_step == DONE:
-            self._strike()
+            self._strike(named["model"])
 
 
 @pytest.mark.parametrize("gym", [pytest.param(gym, marks=pytest.mark.gym(gym)) for gym in FAULTS])
@@ -108,7 +110,7 @@ def test_a_gym_that_breaks_ends_the_run_before_it_is_trained_on(
     gym: str, run: Run, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gym that breaks at step 3 MUST end the run typed; nothing of the broken group trained, what was done kept."""
-    seen = {name: _struck(gym, name, run, monkeypatch) for name in FAULTS[gym]}
+    seen = {name: _struck(gym, name, run, monkeypatch, strike) for name, (strike, _) in FAULTS[gym].items()}
     expected = {
         name: {
             "exit code": 1,
@@ -129,9 +131,37 @@ def test_a_gym_that_breaks_ends_the_run_before_it_is_trained_on(
     )
 
 
-def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch) -> dict[str, object]:
+OWN_FAULTS: dict[str, tuple[Strike, str]] = {
+    "interrupted": (lambda s, r, p, m: signal.raise_signal(signal.SIGINT), "interrupted"),
+    "a frozen tensor touched": (lambda s, r, p, m: _touch_a_frozen_tensor(m), "frozen:"),
+}
+
+
+def _touch_a_frozen_tensor(model: Any) -> None:
+    """Move one weight of the base model, as an optimizer that got hold of it would."""
+    frozen = next(parameter for parameter in model.parameters() if not parameter.requires_grad)
+    with torch.no_grad():
+        frozen.view(-1)[0] += 1e-3
+
+
+@pytest.mark.gym("nemo")
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_run_that_goes_wrong_by_itself_says_so(
+    fault: str, run: Run, monkeypatch: pytest.MonkeyPatch, evidence: Evidence
+) -> None:
+    """Ctrl-C MUST leave a whole run directory; a frozen tensor that has changed MUST end the run as stopped."""
+    seen = _struck("nemo", fault, run, monkeypatch, OWN_FAULTS[fault][0])
+    evidence.measure(seen=seen)
+    assert (seen["exit code"], seen["kind"], seen["whole"]) == (1, OWN_FAULTS[fault][1], True), explain(
+        subject=f"training that is {fault} after step {DONE}",
+        expected=(1, OWN_FAULTS[fault][1], True),
+        got=seen,
+        cause="the end of a run is taken for its success, or its manifest is not written",
+    )
+
+
+def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch, strike: Strike) -> dict[str, object]:
     """Train mini4 through a service that is struck after step 2; return what is left of the run."""
-    strike = FAULTS[gym][fault][0]
     name = f"{fault.replace(' ', '-')}-{gym}-{time.monotonic_ns()}"
     folder = run.folder / "training" / run.mine(name)
     folder.mkdir(parents=True)
@@ -141,7 +171,7 @@ def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch) -> dict[s
 
         def init(self: GymTrainer, *arguments: Any, **named: Any) -> None:
             original(self, *arguments, **named)
-            self.add_callback(_After(lambda: strike(service, run, patched)))
+            self.add_callback(_After(lambda model: strike(service, run, patched, model)))
 
         patched.setattr(GymTrainer, "__init__", init)
         patched.setenv(SECRET_VARIABLE, service.secret)

@@ -86,7 +86,8 @@ def _add_policy_claims(claims: Claims, read: Evidence, found: Path) -> None:
     try:
         again = weights.retrain(read, found)
     except Exception as error:
-        again = weights.Retraining(passes=[_underivable(error)])
+        reason = [_underivable(error)]
+        again = weights.Retraining(passes=reason, gradients=reason, adapter=reason)
     count = f"{again.steps} of {len(read.steps)} steps done again"
     gap = f"log-probabilities of the forward passes, at most {again.largest_gap:.2g} nats apart ({count})"
     _hold(claims, "forward passes", gap, lambda: again.passes)

@@ -24,7 +24,7 @@ from qualification.training.small_run import Dump, dump, train_small
 from trainer import replay_audit, run_manifest
 from trainer.config import CONFIG
 from trainer.replay import weights
-from trainer.run_manifest import ADAPTER, TRACE
+from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TRACE
 from trainer.tensors import ADAPTER as TENSORS
 from trainer.tensors import compare_tensors, tensors_digest
 
@@ -173,6 +173,15 @@ def test_a_policy_that_is_not_at_hand_is_told_and_can_be_named(run: Dump) -> Non
     untried = [line.split(":")[0] for line in without.lines if line.startswith("untried")]
     assert untried == [f"untried {name}" for name in replay_audit.WITH_POLICY]
     assert (without.broken, named.broken) == (0, 0)
+
+
+def test_nothing_is_held_of_a_training_that_cannot_be_done_again(run: Dump) -> None:
+    (run.folder / INITIAL_ADAPTER / "adapter_config.json").write_text("{}")
+
+    lines = replay_audit.audit(run.folder).lines
+
+    told = {line.removeprefix("BROKEN").strip().split(": ")[0] for line in lines if not line.startswith("held")}
+    assert told == {"files", "forward passes", "gradients again", "training again"}
 
 
 def test_harness_verify_hands_a_training_run_to_the_replay_audit(run: Dump, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,14 +86,13 @@ class Retraining:
 
 
 def retrain(evidence: Evidence, folder: Path) -> Retraining:
-    """Do the training again from the initial adapter."""
+    """Do the training again from the initial adapter; raises HarnessError if that cannot be begun."""
     made = Retraining()
     model = _load(evidence, folder, INITIAL_ADAPTER)
     exact = evidence.config.precision == "fp32"
     named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     if tensors_digest(named) != tensors_digest(evidence.initial_adapter):
-        made.adapter.append(f"{INITIAL_ADAPTER}: peft loads other tensors than are saved")
-        return made
+        raise HarnessError(f"{INITIAL_ADAPTER}: peft loads other tensors than are saved")
     optimizer = torch.optim.AdamW(named.values(), lr=evidence.config.learning_rate, weight_decay=0.0)
     for step in evidence.steps:
         if made.steps and not exact:

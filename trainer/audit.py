@@ -20,23 +20,22 @@ Why these and not "all tensors changed": measured on planted bugs, see the table
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
 import trl
 from transformers import TrainerCallback
 from trl.chat_template_utils import parse_response
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainer import objective, recorder, rows
 from trainer.config import Bands
 from trainer.errors import AuditError
 from trainer.objective import TrainedRow
+from trainer.settings import ends_of, objective_of, require_agreeing
 from trainer.tensors import tensors_digest
-from trainer.trace import Call, Episode, Header, Objective, Oracle, Pass, Row, Sampling, Step, TraceWriter, finite
-from trainer.transcripts import token_id
+from trainer.trace import Call, Episode, Header, Oracle, Pass, Row, Sampling, Step, TraceWriter, finite
 
 ADVANTAGE_ROUNDING = 2e-3
 """TRL takes equal rewards' mean in single precision and divides what is left of them by 1e-4."""
@@ -88,7 +87,7 @@ class Audit(TrainerCallback):
         self._oracle_at = oracle_at
         self._episode_of = episodes
         self._rewards_of = rewards
-        self.objective = _objective(trainer)
+        self.objective = objective_of(trainer)
         self._sampling: Sampling | None = None
         self._turns: list[list[recorder.Drawn]] = []
         self._rewards: list[dict[str, float | None]] = []
@@ -139,7 +138,7 @@ class Audit(TrainerCallback):
             completion_ids, logprobs = self._trl["_generate_single_turn"](prompt_ids, *arguments, **named)
         if sampler.sampling is None:
             raise AuditError("recorded", "generate was not reached: only transformers' generate is audited")
-        self._check_sampling(sampler.sampling)
+        require_agreeing(sampler.sampling, self._trainer.temperature)
         self._sampling = sampler.sampling
         self._turns.append(
             [
@@ -298,21 +297,6 @@ class Audit(TrainerCallback):
             self.episodes += 1
             self.observations += len(episode.calls)
         return told
-
-    def _check_sampling(self, sampling: Sampling) -> None:
-        wanted = {
-            "temperature": self._trainer.temperature,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-        }
-        differing = {
-            name: getattr(sampling, name) for name, value in wanted.items() if getattr(sampling, name) != value
-        }
-        if differing:
-            detail = f"{differing} while the loss is taken at {wanted}: sampler and trainer cannot agree"
-            raise AuditError("sampling", detail)
 
     def _check_all_used(self) -> None:
         """Raise if a row of the last generation batch was left out of training, or trained too often."""
@@ -509,54 +493,6 @@ class Audit(TrainerCallback):
     def close(self) -> None:
         """Close the trace of a run that was stopped. Idempotent."""
         self._writer.close()
-
-
-def _objective(trainer: GRPOTrainer) -> Objective:
-    """Return what a trainer's loss is made of; raises AuditError for what is not audited."""
-    args = cast(GRPOConfig, trainer.args)
-    refused = {
-        "use_vllm": trainer.use_vllm,
-        "use_transformers_continuous_batching": trainer.use_transformers_continuous_batching,
-        "rollout_func": trainer.rollout_func is not None,
-        "fp16": args.fp16,
-        "use_liger_kernel": args.use_liger_kernel,
-        "top_entropy_quantile below 1": args.top_entropy_quantile < 1.0,
-        "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-        "an entropy bonus": trainer._entropy_bonus_enabled,
-        "importance_sampling_level sequence": trainer.importance_sampling_level != "token",
-        "multi_objective_aggregation other than sum_then_normalize": (
-            trainer.multi_objective_aggregation != "sum_then_normalize"
-        ),
-        f"loss_type {trainer.loss_type}": trainer.loss_type not in objective.LOSS_TYPES,
-        "dropout": any(
-            isinstance(m, torch.nn.Dropout) and m.p > 0 for m in cast(torch.nn.Module, trainer.model).modules()
-        ),
-    }
-    found = [name for name, present in refused.items() if present]
-    if found:
-        raise AuditError("configuration", f"not audited: {', '.join(found)}")
-    return Objective(
-        loss_type=trainer.loss_type,
-        scale_rewards=str(trainer.scale_rewards),
-        beta=trainer.beta,
-        epsilon_low=trainer.epsilon_low,
-        epsilon_high=trainer.epsilon_high,
-        delta=args.delta,
-        importance_sampling_level=trainer.importance_sampling_level,
-        kl_bias_correction=args.use_bias_correction_kl,
-        num_iterations=trainer.num_iterations,
-        steps_per_generation=cast(int, args.steps_per_generation),
-        gradient_accumulation=args.gradient_accumulation_steps,
-        group_size=cast(int, trainer.num_generations),
-        max_completion_tokens=cast(int, trainer.max_completion_length),
-        mask_truncated=trainer.mask_truncated_completions,
-        reward_weights=dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
-    )
-
-
-def ends_of(trainer: GRPOTrainer) -> set[int]:
-    """Return the ids that a completion may end with: a turn's end, or padding."""
-    return {token_id(value) for value in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)}
 
 
 def _unpadded(values: torch.Tensor | None, index: int, length: int) -> list[float] | None:

@@ -19,10 +19,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
-from trainer.audit import ends_of
 from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
+from trainer.settings import ends_of
 from trainer.trace import Episode, ToolUse
 
 STRICT = "strict"

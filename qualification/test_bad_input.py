@@ -145,7 +145,15 @@ def test_an_interrupted_setup_counts_as_none(
     """A set-up that is interrupted MUST leave nothing that a later run takes for a stack."""
     monkeypatch.setenv("GYMQUAL_CACHE", str(tmp_path))
     command = [sys.executable, "-m", "harness", "setup", "nemo"]
-    setup = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    setup = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # A suite that runs in the background of a shell ignores it, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("stacks/nemo-*/pyvenv.cfg")) and time.monotonic() < deadline:
         time.sleep(0.02)

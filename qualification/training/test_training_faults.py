@@ -132,7 +132,8 @@ def test_a_gym_that_breaks_ends_the_run_before_it_is_trained_on(
 
 
 OWN_FAULTS: dict[str, tuple[Strike, str]] = {
-    "interrupted": (lambda s, r, p, m: signal.raise_signal(signal.SIGINT), "interrupted"),
+    # As Ctrl-C does, also where a shell has told its background jobs to ignore it.
+    "interrupted": (lambda s, r, p, m: signal.default_int_handler(signal.SIGINT, None), "interrupted"),
     "a frozen tensor touched": (lambda s, r, p, m: _touch_a_frozen_tensor(m), "frozen:"),
 }
 

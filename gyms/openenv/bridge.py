@@ -183,6 +183,10 @@ class Connection(asyncio.Protocol):
             answer = _as_fields(fault)
         except (KeyError, TypeError, ValueError) as error:
             answer = _as_fields(_service_fault(Kind.PROTOCOL, f"not a request of this protocol: {error!r}"))
+        except Exception as error:
+            # Nothing of ours: the trainer must not wait for an answer that never comes.
+            self._end(repr(error))
+            return
         # Before the answer, which the next request may follow at once.
         self._work = None
         self._transport.write(pack({"id": message.get("id"), **answer}))

@@ -12,11 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from websockets.protocol import State
+from gyms import loaded
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.openenv import bridge
-from gyms.openenv.strict import StrictClient
+loaded.install()
+
+from gyms.openenv import bridge  # noqa: E402  (after install, so that it is recorded)
+
+from websockets.protocol import State  # noqa: E402  isort:skip
+
+from gyms.base import InfrastructureError, Kind, Scope  # noqa: E402
+from gyms.openenv.strict import StrictClient  # noqa: E402
 
 LEAK_BYTES = 400_000
 POLITE_CLOSE = 1012
@@ -116,4 +121,5 @@ bridge.Connection = BrokenConnection  # type: ignore[misc]
 bridge.Bridge = BrokenBridge  # type: ignore[misc]
 
 if __name__ == "__main__":
+    loaded.record(Path(__file__))
     bridge.main()

@@ -12,7 +12,7 @@ from qualification.verifiers.lab import Lab
 
 @pytest.fixture(scope="session")
 def shared_lab(run: Run, pytestconfig: pytest.Config) -> Lab:
-    """The lab of this session: a run that one check played is there for the next."""
+    """The lab that all checks share: a run that one check played is there for the next."""
     return Lab(run, pytestconfig.option.inference_url)
 
 

@@ -195,3 +195,16 @@ def account(branches: Sequence[Mapping[str, Any]], trace_id: str, exchanges: Seq
 
 WRITTEN = 1e-4
 """Precision that upstream writes log-probabilities with."""
+
+DOCUMENTED_ROLLOUTS = {
+    "v1/dev/0/0": (True, 1.0, "model", "solved"),
+    "v1/dev/0/1": (True, 0.0, "model", "wrong_answer"),
+    "v1/dev/0/2": (True, 0.0, "budget", "max_turns"),
+    "v1/dev/0/3": (True, 0.0, "budget", "max_output_tokens"),
+}
+"""What the documented command's four rollouts come to: (upstream's ok, reward, source, kind)."""
+SHORT_ROLLOUTS = {
+    "v1/dev/0/0": (0.0, "budget", "agent_timeout"),
+    "v1/dev/0/1": (None, "infrastructure", "timeout"),
+}
+"""The same with eight seconds a rollout, of a model that never stops and of one that never answers."""

@@ -17,11 +17,13 @@ from harness.files import sha256_file
 from harness.run import Run
 from qualification.subjects import installed_digest
 from qualification.verifiers.expected import (
+    DOCUMENTED_ROLLOUTS,
     FAULTS,
     PAID,
     READ_S,
     REQUEST_FIELDS,
     SCRIPTED_TURNS,
+    SHORT_ROLLOUTS,
     Seen,
     of_trace,
     tampered,
@@ -155,22 +157,14 @@ def test_the_documented_command_runs_a_real_models_rollouts(lab: Lab, evidence: 
     evidence.measure(cpu_limits=played.resolved["env"]["agent"]["timeout"]["rollout"], requests=len(requests))
     expected = {
         "exit code": 0,
-        "rollouts": {
-            "v1/dev/0/0": (True, 1.0, "model", "solved"),
-            "v1/dev/0/1": (True, 0.0, "model", "wrong_answer"),
-            "v1/dev/0/2": (True, 0.0, "budget", "max_turns"),
-            "v1/dev/0/3": (True, 0.0, "budget", "max_output_tokens"),
-        },
+        "rollouts": DOCUMENTED_ROLLOUTS,
         "model turns": [3, 3, 6, 2],
         "request": [],
         "tools": {json.dumps(Seen.offered(lab.orders))},
         "keys and sessions": {("Bearer unused", True)},
         "silence": {READ_S},
         "scripted": {False},
-        "short of time": {
-            "v1/dev/0/0": (0.0, "budget", "agent_timeout"),
-            "v1/dev/0/1": (None, "infrastructure", "timeout"),
-        },
+        "short of time": SHORT_ROLLOUTS,
     }
     assert seen == expected, explain(
         subject="the README's command against a scripted server, once as it stands and once with eight seconds",

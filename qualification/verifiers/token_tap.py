@@ -63,7 +63,7 @@ class TokenTap:
         return f"http://{LOOPBACK}:{self._http.server_address[1]}/v1"
 
     def pass_on(self, path: str, session: str, asked: dict[str, Any] | None) -> tuple[int, Any]:
-        """Return the server's (status, answer), spoilt if it is this session's lot."""
+        """Return the server's (status, answer), spoilt if its rollout is to be."""
         with httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
             url = f"{self.target}{path}"
             answer = client.get(url) if asked is None else client.post(url, json=asked)

@@ -106,7 +106,7 @@ def test_an_audit_changes_no_sampled_id(tmp_path: Path, evidence: Evidence) -> N
         {"loss_type": "bnpo", "scale_rewards": "batch"},
         {"loss_type": "dr_grpo", "scale_rewards": "none", "temperature": 0.9},
         # A budget that cuts the last turn.
-        {"max_completion_tokens": 72},
+        {"max_completion_tokens": 66},
     ]
     seen, due = [], []
     for number, each in enumerate(settings):

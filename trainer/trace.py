@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -258,8 +258,3 @@ def schema() -> bytes:
 def finite(values: list[float]) -> bool:
     """Whether all values are numbers."""
     return all(math.isfinite(value) for value in values)
-
-
-def as_json(record: BaseModel) -> dict[str, Any]:
-    """Return plain JSON data."""
-    return record.model_dump(mode="json")

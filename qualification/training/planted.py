@@ -1,6 +1,7 @@
 """Trainer bugs that an audit must stop: each a few lines on a real TRL trainer, beneath the audit.
 
-Every one of them changes all tensors, with nonzero gradients, and leaves what the usual evidence looks at intact.
+All but two (LaterTurnsUntrained, RewardNotFinite) change every trainable tensor within four steps, with finite values:
+what the usual evidence looks at is intact.
 """
 
 import copy
@@ -65,9 +66,6 @@ class EndUntrained(GymTrainer):
 
 class MaskedInTheLossAlone(GymTrainer):
     """The mask is right when it is made and another one when it is used."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        return super()._compute_loss(model, inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         inputs = super()._prepare_inputs(generation_batch)

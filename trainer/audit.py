@@ -246,9 +246,9 @@ class Audit(TrainerCallback):
         for row in made:
             by_rollout[row.rollout] = [None] * len(row.completion)
             draws = list(rows.draws_of(row, self._turns))
-            rows.require_messages(
-                row, [self._parsed(drawn, row) for drawn, _ in draws], self._messages[row.rollout - first]
-            )
+            said = self._messages[row.rollout - first]
+            if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
+                rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
             for turn, (drawn, start) in enumerate(draws):
                 if len(drawn.logprobs) != len(drawn.sampled) or not finite(drawn.logprobs):
                     detail = f"{len(drawn.logprobs)} log-probabilities of {len(drawn.sampled)} ids, all finite: "

@@ -1,0 +1,65 @@
+"""The audit on a GRPOTrainer that knows nothing of this project: its own prompts, tools and reward."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import PrinterCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from harness.checks import explain
+from trainer.audit import Audit, attach
+from trainer.policy import load_policy
+
+pytestmark = [pytest.mark.self_test, pytest.mark.filterwarnings("ignore")]
+
+
+def lookup_price(article: str) -> str:
+    """Look up a price.
+
+    Args:
+        article: The article's name.
+    """
+    return f"{len(article)} Euro"
+
+
+def length(completions: list[Any], **_: object) -> list[float | None]:
+    """A reward that varies within a group without any meaning."""
+    return [float(len(str(completion)) % 7) for completion in completions]
+
+
+def audited(folder: Path, *, text: bool = False, accumulation: int = 1, tools: list[Any] | None = None) -> Audit:
+    """Train three steps of four rollouts a group with the oracle at each step."""
+    questions = [f"Wie viele {number}? " for number in range(12)]
+    prompts: list[Any] = questions if text else [[{"role": "user", "content": each}] for each in questions]
+    settings = GRPOConfig(
+        output_dir=str(folder / "trl"), max_steps=3, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=24, gradient_accumulation_steps=accumulation, learning_rate=1e-3, top_k=0, seed=43,
+        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    policy = load_policy("mini4")
+    dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    made = GRPOTrainer(policy.model, length, settings, dataset, processing_class=policy.tokenizer, tools=tools)
+    made.remove_callback(PrinterCallback)
+    audit = attach(made, folder / "trace.jsonl", oracle_at=lambda _: True)
+    made.train()
+    return audit
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"text": True}, {"tools": [lookup_price]}, {"accumulation": 2}],
+    ids=["messages", "text", "tools", "accumulation"],
+)
+def test_the_audit_follows_a_trainer_made_elsewhere(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A plain GRPOTrainer MUST be let through, with every step's gradient equal to the oracle's."""
+    steps = audited(tmp_path, **settings).steps
+    cosines = [round(step.oracle.cosine or 0.0, 6) if step.oracle else None for step in steps]
+    assert cosines == [1.0, 1.0, 1.0], explain(
+        subject="cosine of gradient and oracle by step",
+        expected=[1.0, 1.0, 1.0],
+        got=cosines,
+        cause="the audit takes for granted how this project builds its trainers",
+    )

@@ -99,7 +99,8 @@ def bounds(record_id: str) -> list[ToolCall]:
     expressions = (
         "1+" * 99 + "11", "1+" * 99 + "111", "(" * 16 + "1" + ")" * 16, "(" * 17 + "1" + ")" * 17, "9" * 15, "9" * 16,
         "0," + "0" * 13 + "1", "0," + "0" * 14 + "1", *(f"1{'0' * 14}*1{'0' * 14}*1{'0' * n}" for n in range(8, 14)),
-        *("1" + "/2" * n for n in range(34, 44)), *("1/7" + "/1000000" * n for n in range(4, 8)),
+        "1." * 14 + "11", "1." * 15 + "1", *("1" + "/2" * n for n in range(34, 44)),
+        *("1/7" + "/1000000" * n for n in range(4, 8)),
     )  # fmt: skip
     return [
         *(ToolCall("lookup", right + " " * (length - len(right))) for length in (2000, 2001)),

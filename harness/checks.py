@@ -6,7 +6,7 @@
 
 The id is public and never reused. The docstring's first paragraph is the MUST. ``broken`` names the
 defect, known to the package's ``defect`` fixture, that this check must flag: with ``--broken`` the plugin
-runs the same body against it and inverts the outcome.
+runs the same body against it and inverts the outcome. ``also`` names further ones, of which the same holds.
 """
 
 import inspect
@@ -29,12 +29,19 @@ class Check:
     broken: str
     test: str
     """``module:function``, where the check's body stands."""
+    also: tuple[str, ...] = ()
+    """Further defects that it must flag."""
+
+    @property
+    def defects(self) -> tuple[str, ...]:
+        """Every defect that this check must flag."""
+        return (self.broken, *self.also)
 
 
 REGISTRY: dict[str, Check] = {}
 
 
-def check(check_id: str, *, broken: str) -> Callable[[Test], Test]:
+def check(check_id: str, *, broken: str, also: tuple[str, ...] = ()) -> Callable[[Test], Test]:
     """Register a test function or a state machine's TestCase as a documented check.
 
     Raises ValueError for a malformed or reused id, or a test without a MUST.
@@ -50,7 +57,7 @@ def check(check_id: str, *, broken: str) -> Callable[[Test], Test]:
             raise ValueError(f"{check_id}: the first paragraph of the docstring states the MUST")
         if known is not None and known.test != where:
             raise ValueError(f"{check_id} is already the id of {known.test}")
-        REGISTRY[check_id] = test.__dict__["gymqual_check"] = Check(check_id, must, broken, where)
+        REGISTRY[check_id] = test.__dict__["gymqual_check"] = Check(check_id, must, broken, where, also)
         return test
 
     return register

@@ -86,7 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--broken",
         action="store_true",
-        help="run every check against its own defect, which it must flag, and against its neighbour's",
+        help="run every check against its own defects, which it must flag, and against its neighbour's",
     )
     parser.addini("gymqual_reports", "default of --reports, relative to the root folder; empty: passive", default="")
 
@@ -144,9 +144,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     neighbours = sorted((other for other in REGISTRY.values() if _module(other) == _module(check)), key=lambda c: c.id)
     following = neighbours[(neighbours.index(check) + 1) % len(neighbours)]
-    planted = [Planted(check.broken, must_flag=True)]
-    if following.broken != check.broken:
-        planted.append(Planted(following.broken, must_flag=False))
+    planted = [Planted(defect, must_flag=True) for defect in check.defects]
+    planted += [Planted(defect, must_flag=False) for defect in following.defects if defect not in check.defects]
     metafunc.parametrize("defect", planted, ids=[each.label for each in planted], indirect=True)
 
 

@@ -1,7 +1,7 @@
 """Every scripted episode and misbehaviour once, driven by whatever carries it: raw wire, client or core."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -78,6 +78,34 @@ def right_path(tasks: TaskSet, task_id: str) -> tuple[ToolCall, ...]:
 def right_answer(tasks: TaskSet, task_id: str) -> str | None:
     """Return the final message of the scripted oracle."""
     return tasks.scripts(task_id)["oracle"].answer
+
+
+def malformed_answers(tasks: TaskSet, task_id: str) -> dict[str, Script]:
+    """Return the right path to final messages that hold the right number and are not exactly it: none may be paid."""
+    right, wrong = right_answer(tasks, task_id) or "", tasks.scripts(task_id)["wrong"].answer
+    answers = {
+        "two numbers": f"{right} kg oder {wrong}",
+        "a sentence": f"The answer: {right}!",
+        "a unit": f"{right} Stück",
+        "markup": f"**{right}**",
+        "a LaTeX box": f"\\boxed{{{right}}}",
+        "a tag": f"<answer>{right}</answer>",
+        "an English decimal": f"{right}.0",
+        "full-width digits": right.translate({ord("0") + digit: ord("０") + digit for digit in range(10)}),
+    }
+    return {name: Script(name, right_path(tasks, task_id), answer) for name, answer in answers.items()}
+
+
+SIBLINGS = ("oracle", "wrong", "no_calculation", "foreign")
+"""Scripts of the four rollouts of one group: each is worth another verdict, unless it sees a sibling's calls."""
+
+TURNS = 3
+"""The most calls that one of them makes."""
+
+
+def groups(tasks: TaskSet, task_ids: Sequence[str]) -> list[tuple[str, Script]]:
+    """Return a group of siblings for every task: (task id, script), to be played all at once."""
+    return [(task_id, tasks.scripts(task_id)[name]) for task_id in task_ids for name in SIBLINGS]
 
 
 def play(gym: BlockingGym, task_id: str, script: Script) -> Replay:

@@ -51,6 +51,11 @@ def test_fails_elsewhere():
 def test_is_disturbed():
     """It MUST hold."""
     assert not BROKEN, "own assertion"
+
+@check("DEMO-06", broken="fails", also=("fails_too", "passes_too"))
+def test_owns_several():
+    """It MUST hold."""
+    assert "fails" not in BROKEN and "fails_too" not in BROKEN, "own assertion"
 '''
 
 
@@ -72,6 +77,11 @@ def test_only_a_checks_own_assertion_counts_as_flagged(tmp_path: Path) -> None:
         "DEMO-04 flags times_out": "failed",
         "DEMO-04 unharmed by fails": "passed",
         "DEMO-05 flags fails": "passed",
+        "DEMO-05 unharmed by fails_too": "failed",
+        "DEMO-05 unharmed by passes_too": "failed",
+        "DEMO-06 flags fails": "passed",
+        "DEMO-06 flags fails_too": "passed",
+        "DEMO-06 flags passes_too": "failed",
     }
     assert outcomes == expected, explain(
         subject="outcomes of checks under their own and their neighbour's defect",

@@ -41,16 +41,33 @@ class Shaping(_Frozen):
 
 
 class Bands(_Frozen):
-    """How far measured and recomputed may lie apart before a run is stopped."""
+    """How far measured and recomputed may lie apart before a run is stopped.
 
-    cosine: float = 1e-3
+    The defaults are for single precision: thirty to a hundred times what clean runs come to, over loss types, reward
+    scales, KL terms, accumulation, group sizes and learning rates (``reports/sample/silent-bugs``).
+    """
+
+    cosine: float = 1e-6
     """Of 1: the trainer's gradient against the oracle's."""
-    norm_ratio: float = 0.01
+    norm_ratio: float = 1e-4
     """Of 1: their norms."""
+    update: float = 1e-3
+    """Of 1: an optimizer step's change of the weights against the one computed again."""
+    siblings: float = 1e-6
+    """Chance that a run of independent draws repeats, or does not repeat, rollouts so as to be stopped."""
     logprob_noise: float = 1e-5
     """How well a log-probability is known, nats: what rounding alone may make of a gradient."""
-    logprob_gap: float = 1e-3
+    logprob_gap: float = 2e-4
     """Largest difference of the sampler's and the loss's log-probability, at equal weights, nats."""
+
+
+BF16_BANDS = Bands(cosine=5e-3, norm_ratio=0.01, logprob_noise=1e-2, logprob_gap=0.1)
+"""In bf16 a forward pass with padding and one without differ in the third digit: small bugs are below that."""
+
+
+def bands_of(precision: str) -> Bands:
+    """Return the bands that clean runs of a precision, ``fp32`` or ``bf16``, keep."""
+    return BF16_BANDS if precision == "bf16" else Bands()
 
 
 class TrainingConfig(_Frozen):
@@ -67,7 +84,7 @@ class TrainingConfig(_Frozen):
     seed: int = Field(default=43, ge=0)
     """Of sampling, adapter initialisation and order."""
     tasks: tuple[str, ...] = Field(min_length=1)
-    """The frozen task pool, in the order of training. Each step takes the next ``groups_per_step``."""
+    """The frozen task pool, in the order of training. Each batch of rollouts takes the next ``groups_per_step``."""
     steps: int = Field(default=8, ge=1)
     """Optimizer steps."""
     groups_per_step: int = Field(default=1, ge=1)
@@ -80,6 +97,12 @@ class TrainingConfig(_Frozen):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the policy without its adapter."""
+    gradient_accumulation: int = Field(default=1, ge=1)
+    """Forward and backward passes that the rollouts of a step are split over."""
+    num_iterations: int = Field(default=1, ge=1)
+    """Optimizer steps that are taken with the same rollouts."""
+    mask_truncated: bool = False
+    """Leave rollouts that a budget ended out of the loss, and of what it is divided by."""
     temperature: float = Field(default=1.0, gt=0)
     max_completion_tokens: int = Field(default=128, ge=1)
     """Of a rollout: sampled tokens and observations together."""
@@ -90,17 +113,23 @@ class TrainingConfig(_Frozen):
     precision: Literal["fp32", "bf16"] = "fp32"
     lora: Lora = Lora()
     shaping: Shaping = Shaping()
-    bands: Bands = Bands()
+    bands: Bands = Field(default_factory=lambda made: bands_of(made["precision"]))
+    """By default those of the precision."""
     oracle_steps: tuple[int, ...] | Literal["first, second, last", "every"] = "first, second, last"
     """Steps whose gradient is computed a second time."""
 
     @model_validator(mode="after")
     def _pool_is_large_enough(self) -> "TrainingConfig":
-        needed = self.steps * self.groups_per_step
+        needed = -(-self.steps // self.num_iterations) * self.groups_per_step
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError("tasks: a task stands in the pool twice")
         if needed > len(self.tasks):
             raise ValueError(f"tasks: {self.steps} steps of {self.groups_per_step} groups need {needed} tasks")
+        rollouts = self.groups_per_step * self.group_size
+        if rollouts % self.gradient_accumulation:
+            raise ValueError(
+                f"gradient_accumulation: {rollouts} rollouts of a step are not {self.gradient_accumulation} equal parts"
+            )
         return self
 
     def oracle_at(self, step: int) -> bool:

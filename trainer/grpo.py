@@ -96,7 +96,8 @@ class GymTrainer(GRPOTrainer):
         return [shaped(self._shaping, verdict) for verdict in self.verdicts]
 
     def _strict(self, environments: list[GymEnvironment], **columns: Any) -> list[float | None]:
-        return [float(verdict.strict) for verdict in self.verdicts]
+        # A rollout without reward has none in any column: TRL would take 0 times a number for its reward.
+        return [None if verdict.reward is None else float(verdict.strict) for verdict in self.verdicts]
 
     def close_environments(self) -> None:
         """Release every session that a slot still holds. Idempotent."""
@@ -142,9 +143,10 @@ def rewards_of(shaping: Shaping) -> Callable[[Episode], dict[str, float | None]]
     """Return what an episode must be paid, by column: for the audit, from the episode alone."""
 
     def rewards(episode: Episode) -> dict[str, float | None]:
-        paid = None if episode.reward is None else shaping.shape(episode.strict, episode.parts)
+        if episode.reward is None:
+            return {SHAPED: None, STRICT: None}
         # TRL's reward tensor holds single precision.
-        return {SHAPED: None if paid is None else _single(paid), STRICT: float(episode.strict)}
+        return {SHAPED: _single(shaping.shape(episode.strict, episode.parts)), STRICT: float(episode.strict)}
 
     return rewards
 
@@ -157,7 +159,10 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder),
         max_steps=config.steps,
-        per_device_train_batch_size=config.groups_per_step * config.group_size,
+        per_device_train_batch_size=config.groups_per_step * config.group_size // config.gradient_accumulation,
+        gradient_accumulation_steps=config.gradient_accumulation,
+        num_iterations=config.num_iterations,
+        mask_truncated_completions=config.mask_truncated,
         num_generations=config.group_size,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant",

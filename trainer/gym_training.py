@@ -34,7 +34,7 @@ from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
-from trainer.tensors import compare_tensors, load_adapter, tensors_digest
+from trainer.tensors import compare_tensors, load_adapter
 
 PROBE = "probe.json"
 """Log-probabilities of one rollout by the trained policy, for whoever loads the adapter."""
@@ -76,10 +76,10 @@ def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Co
             oracle_at=config.oracle_at,
             episodes=episode_of,
             rewards=rewards_of(config.shaping),
+            tasks=config.tasks,
         )
         model: Any = trainer.model
         model.save_pretrained(folder / INITIAL_ADAPTER)
-        frozen = _frozen_digest(model)
         started, cpu = time.monotonic(), time.process_time()
         with _progress(console) as progress:
             trainer.add_callback(_StepLines(audit, progress, config.steps))
@@ -87,8 +87,6 @@ def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Co
         seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
         audit.close()
         trainer.close_environments()
-    if outcome == COMPLETED and _frozen_digest(model) != frozen:
-        outcome = "stopped: frozen: a tensor that is not trained has changed"
     if outcome == COMPLETED:
         model.save_pretrained(folder / ADAPTER)
         write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
@@ -111,10 +109,6 @@ def _run(trainer: GymTrainer) -> str:
     return COMPLETED
 
 
-def _frozen_digest(model: Any) -> str:
-    return tensors_digest({name: p.detach() for name, p in model.named_parameters() if not p.requires_grad})
-
-
 @torch.no_grad()
 def _probe(trainer: GymTrainer, audit: Audit) -> dict[str, Any]:
     """Return one rollout's ids and their log-probabilities by the trained policy."""
@@ -135,7 +129,7 @@ def _manifest(
     trainer: GymTrainer,
     seconds: float,
 ) -> TrainingRun:
-    rows = list(audit.rollouts.values())
+    rows, played = list(audit.rollouts.values()), audit.generation
     shaped = [row.rewards[SHAPED] for row in rows if row.rewards[SHAPED] is not None]
     stack = find_stack(config.gym)
     return TrainingRun(
@@ -144,9 +138,11 @@ def _manifest(
         policy=run_manifest.PolicyRecord(**policy.identity.to_json()),
         gym=run_manifest.GymRecord(**identity.to_json()),
         core=loaded.core_on_disk(),
-        consumed_tasks=audit.consumed,
+        consumed_tasks=played.consumed,
         tokens=run_manifest.TokenTotals(**audit.tokens),
-        replay=run_manifest.ReplayTotals(episodes=audit.episodes, observations=audit.observations, disagreements=0),
+        replay=run_manifest.ReplayTotals(
+            episodes=audit.generation.episodes, observations=audit.generation.observations, disagreements=0
+        ),
         tensors=_tensor_totals(folder, audit) if outcome == COMPLETED else None,
         steps=tuple(run_manifest.step_record(step) for step in audit.steps),
         strict_training_success=_mean([row.rewards[STRICT] or 0.0 for row in rows]),

@@ -8,7 +8,10 @@ import torch
 
 from trainer import objective, rows
 from trainer.audit import Audit
+from trainer.draws import Siblings
 from trainer.errors import AuditError
+from trainer.optimizer_oracle import OptimizerOracle
+from trainer.pool import Pool
 from trainer.recorder import SamplerRecorder
 from trainer.trace import Oracle, Span
 
@@ -66,6 +69,21 @@ def the_recorder_draws_too(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SamplerRecorder, "__call__", record)
 
 
+def draws_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """Siblings may all be the same."""
+    patch.setattr(Siblings, "add", lambda self, rollouts: None)
+
+
+def updates_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """What the optimizer makes of a gradient is its own affair."""
+    patch.setattr(OptimizerOracle, "after", lambda self, named: None)
+
+
+def the_pool_is_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Any task of any split will do."""
+    patch.setattr(Pool, "require_task", lambda self, task, group, rollout: None)
+
+
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     defect.__name__: defect
     for defect in (
@@ -76,5 +94,8 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         the_oracle_agrees_with_all,
         the_mean_is_compared,
         the_recorder_draws_too,
+        draws_are_believed,
+        updates_are_believed,
+        the_pool_is_not_compared,
     )
 }

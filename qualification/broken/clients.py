@@ -15,6 +15,8 @@ import pytest
 from gyms import client
 from gyms.base import InfrastructureError, Kind, Observation, Scope, Verdict
 from gyms.client import ClientGym, ClientSession
+from gyms.german.tasks import find_task
+from gyms.nemo import rows
 from gyms.nemo.client import NemoGym
 from gyms.openenv.channel import Channel
 from gyms.openenv.client import OpenEnvGym
@@ -22,7 +24,7 @@ from qualification import parity
 from trainer.environment import GymEnvironment
 
 _call, _verify, _open = ClientSession.call, ClientSession.verify, ClientGym.open
-_exchange, _as_row = OpenEnvGym._exchange, parity.as_row
+_exchange, _as_row, _row = OpenEnvGym._exchange, parity.as_row, rows.row
 
 
 def ids_are_a_counter(patch: pytest.MonkeyPatch) -> None:
@@ -81,6 +83,17 @@ def faults_become_zero_reward(patch: pytest.MonkeyPatch) -> None:
             return Verdict(reward=0.0, strict=False, parts={}, outcome="error")
 
     patch.setattr(ClientSession, "verify", verify)
+
+
+def rows_tell_the_record(patch: pytest.MonkeyPatch) -> None:
+    """The dataset rows that a NeMo model is prompted from are written from the whole task, gold and all."""
+
+    def row(task_id: str, core: str) -> dict[str, Any]:
+        written = _row(task_id, core)
+        written["responses_create_params"]["input"][-1]["content"] += f" {find_task(task_id).quantities}"
+        return written
+
+    patch.setattr(rows, "row", row)
 
 
 def an_unplayed_episode_is_zero(patch: pytest.MonkeyPatch) -> None:
@@ -236,6 +249,7 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     for defect in (
         ids_are_a_counter,
         the_id_is_shown,
+        rows_tell_the_record,
         reward_is_shaped_by_the_client,
         malformed_calls_raise,
         identity_is_checked_once,

@@ -12,6 +12,7 @@ from gyms import loaded
 
 loaded.install()
 
+import gyms.broken_core as core  # noqa: E402
 from fastapi import Request  # noqa: E402
 from fastapi.responses import JSONResponse, Response  # noqa: E402
 
@@ -29,9 +30,17 @@ class BrokenStore(SessionStore):
     defect = ""
     latest: ServedSession | None = None
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.by_task: dict[str, ServedSession] = {}
+
     def open(self, *arguments: Any, **named: Any) -> ServedSession:
-        self.latest = super().open(*arguments, **named)
-        return self.latest
+        self.latest = session = super().open(*arguments, **named)
+        # siblings_share_their_calls: state by task, so that the rollouts of a group work on one episode.
+        if self.defect == "siblings_share_their_calls":
+            first = self.by_task.setdefault(session.task.task_id, session)
+            session.episode, session.shown = first.episode, first.shown
+        return session
 
     def _expire(self) -> None:
         # abandoned_sessions_stay: OpenEnv #1000, slots freed only by a clean close.
@@ -55,7 +64,11 @@ class BrokenServer(GermanOrdersServer):
         return {**super().bridge_routes(), "defect": self._switch}
 
     def _switch(self, request: Request, body: dict[str, Any]) -> Response:
-        self._store.defect = body["name"]
+        self._store.defect = core.defect = body["name"]
+        self._store.by_task.clear()
+        # Raw rollouts leave their sessions to expiry: over many defects they would fill the server.
+        for session_id in list(self._store._open):
+            self._store.close(session_id)
         return JSONResponse({})
 
     def _bridge_identity(self, request: Request, body: dict[str, Any]) -> Response:

@@ -3,7 +3,6 @@
 Runs in the gym's own stack beside ``app.py``. ``POST /bridge/defect {"name": ...}`` sets the switch.
 """
 
-import os
 import threading
 import traceback
 from dataclasses import replace
@@ -18,6 +17,7 @@ from gyms.openenv.launch import forbid_gradio  # noqa: E402
 
 forbid_gradio()
 
+import gyms.broken_core as core  # noqa: E402
 from openenv.core.env_server.http_server import HTTPEnvServer  # noqa: E402
 from openenv.core.env_server.interfaces import Environment  # noqa: E402
 
@@ -70,9 +70,6 @@ class BrokenEnvironment(OrdersEnvironment):
                 observation = super().step(action)
         else:
             observation = super().step(action)
-        # errors_name_the_process: a text for the log, in what the model sees.
-        if self._defect == "errors_name_the_process" and observation.is_error:
-            observation.text += f" {os.getpid()}"
         # answers_are_late: each step gets the answer to the one before.
         if self._defect == "answers_are_late":
             observation, self._late = self._late or observation, observation
@@ -142,6 +139,7 @@ class BrokenService(OrdersService):
         self.leaked: list[bytes] = []
         self.kept: list[str] = []
         self.latest: ServedEpisode | None = None
+        self.by_task: dict[str, ServedEpisode] = {}
         self.lock = threading.Lock()
         super().__init__(capacity)
         self.server.service = self  # type: ignore[attr-defined]
@@ -152,17 +150,23 @@ class BrokenService(OrdersService):
     def new_episode(self, task_id: str) -> ServedEpisode:
         # unknown_tasks_become_another: a default where the request is wrong.
         try:
-            return super().new_episode(task_id)
+            episode = super().new_episode(task_id)
         except InfrastructureError:
             if self.defect != "unknown_tasks_become_another":
                 raise
             return ServedEpisode(find_task("v1/dev/0/0"))
+        # siblings_share_their_calls: state by task, so that the rollouts of a group work on one episode.
+        if self.defect == "siblings_share_their_calls":
+            first = self.by_task.setdefault(task_id, episode)
+            episode.episode, episode.shown = first.episode, first.shown
+        return episode
 
     def bridge_routes(self) -> dict[str, Handler]:
         return {**super().bridge_routes(), "defect": self._switch}
 
     def _switch(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.defect = body["name"]
+        self.defect = core.defect = body["name"]
+        self.by_task.clear()
         self.leaked.clear()
         held = self.server._sessions.keys() - self.server._session_websocket_attachments
         for session_id in {*self.kept, *held}:

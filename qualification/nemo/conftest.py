@@ -22,6 +22,8 @@ from qualification.nemo.wire import Wire
 Connect = Callable[..., BlockingGym]
 Serve = Callable[..., GymService]
 
+BROKEN = ROOT / "qualification" / "broken"
+
 
 @pytest.fixture(scope="session")
 def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
@@ -35,7 +37,8 @@ def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
         if pytestconfig.option.broken:
             # The same server with a switch for one defect at a time.
             entry = entry.with_name("broken_app.py")
-            copy2(ROOT / "qualification" / "broken" / "nemo_app.py", entry)
+            copy2(BROKEN / "nemo_app.py", entry)
+            copy2(BROKEN / "served_core.py", subject.python_path / "gyms" / "broken_core.py")
         folder = run.folder / run.mine("servers") / f"nemo-{len(started)}"
         service = start_nemo(stack, subject, run.owner, folder, entry=entry, **settings)
         started.append(service)

@@ -9,6 +9,7 @@ import subprocess
 import time
 from base64 import b64decode
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from harness.services import GymService
 from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
 from qualification.nemo.wire import NativeRollout, Wire, replayed
-from qualification.scenarios import HOSTILE_BODIES, right_answer, wait_for
+from qualification.scenarios import HOSTILE_BODIES, TURNS, groups, malformed_answers, right_answer, wait_for
 from qualification.subjects import edit, edited_subject, installed_digest
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
@@ -99,7 +100,7 @@ def test_upstreams_session_contract_holds(service: GymService, run: Run, evidenc
     )
 
 
-@check("NEMO-S-03", broken="the_number_alone_pays")
+@check("NEMO-S-03", broken="the_number_alone_pays", also=("any_number_pays", "malformed_answers_pay"))
 def test_only_the_right_path_is_rewarded(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """Native verify MUST pay 1.0 for the right path, and 0.0 for a wrong number, no lookup or a foreign record."""
     expected = {"oracle": 1.0, "wrong": 0.0, "guess": 0.0, "no_calculation": 0.0, "foreign": 0.0, "noop": 0.0}
@@ -118,18 +119,29 @@ def test_only_the_right_path_is_rewarded(nemo: Wire, orders: GermanOrders, evide
     # Said beside the call, before its result was seen, and nothing after it.
     hasty.call(_path(orders)[1], saying=right_answer(orders, TASK))
     verdicts["said beside a call"] = hasty.verify(None).json()
+    malformed = malformed_answers(orders, TASK)
+    verdicts |= {name: nemo.rollout(TASK).play(script) for name, script in malformed.items()}
     evidence.attach("verdicts.json", verdicts)
-    expected |= {"truncated": 0.0, "repeated ids": 1.0, "said beside a call": 0.0}
+    expected |= {"truncated": 0.0, "repeated ids": 1.0, "said beside a call": 0.0, **dict.fromkeys(malformed, 0.0)}
     rewards = {name: None if verdict["mask_sample"] else verdict["reward"] for name, verdict in verdicts.items()}
     assert rewards == expected, explain(
         subject="reward of scripted native episodes",
         expected=expected,
         got=rewards,
-        cause="the verifier does not look at the path that led to the number",
+        cause="the verifier does not look at the path that led to the number, or finds one in more than a number",
     )
 
 
-@check("NEMO-S-04", broken="seed_returns_the_record")
+@check(
+    "NEMO-S-04",
+    broken="seed_returns_the_record",
+    also=(
+        "rows_tell_the_record",
+        "errors_tell_the_record",
+        "lookup_ignores_the_id",
+        "calculator_ignores_the_expression",
+    ),
+)
 def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """Bytes served before the right lookup MUST NOT hold a quantity or the answer, in body, header or cookie."""
     rollout = NativeRollout(nemo, CANARY)
@@ -158,7 +170,7 @@ def test_hidden_quantities_are_in_no_byte_before_lookup(nemo: Wire, orders: Germ
     )
 
 
-@check("NEMO-S-05", broken="malformed_is_a_422")
+@check("NEMO-S-05", broken="malformed_is_a_422", also=("errors_name_the_process",))
 def test_malformed_calls_are_scored_observations(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """A malformed or hostile call MUST be answered by the core's error observation, and the episode MUST go on."""
     rollout = nemo.rollout(TASK)
@@ -260,21 +272,22 @@ def test_the_verdict_never_changes_once_given(nemo: Wire, orders: GermanOrders, 
     )
 
 
-@check("NEMO-S-09", broken="siblings_share_a_session")
+@check("NEMO-S-09", broken="siblings_share_a_session", also=("siblings_share_their_calls",))
 def test_sixteen_interleaved_sessions_are_isolated(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """Sixteen concurrent sessions MUST each see their own record, their own counts and their own reward."""
-    tasks = [f"v1/dev/7/{index}" for index in range(16)]
+    # Four groups of four siblings: a trainer plays the rollouts of one task at once.
+    tasks, scripts = zip(*groups(orders, [f"v1/dev/7/{index}" for index in range(4)]), strict=True)
     rollouts = [nemo.rollout(task) for task in tasks]
-    scripts = [orders.scripts(task)["oracle" if index % 2 else "wrong"] for index, task in enumerate(tasks)]
 
-    async def step(number: int, turn: int) -> str:
-        # Threads of one loop: all sixteen posts of a turn are in flight together.
-        return (await asyncio.to_thread(rollouts[number].call, scripts[number].calls[turn])).text
+    async def step(number: int, turn: int) -> list[str]:
+        # Threads of one loop: all posts of a turn are in flight together.
+        calls = scripts[number].calls[turn : turn + 1]
+        return [(await asyncio.to_thread(rollouts[number].call, call)).text for call in calls]
 
-    async def interleave() -> list[list[str]]:
-        return [await asyncio.gather(*(step(number, turn) for number in range(16))) for turn in range(2)]
+    async def interleave() -> list[list[list[str]]]:
+        return [await asyncio.gather(*(step(number, turn) for number in range(16))) for turn in range(TURNS)]
 
-    shown = list(zip(*asyncio.run(interleave()), strict=True))
+    shown = [chain.from_iterable(turns) for turns in zip(*asyncio.run(interleave()), strict=True)]
     verdicts = [rollout.verify(script.answer).json() for rollout, script in zip(rollouts, scripts, strict=True)]
     replays = [orders.replay(task, script.calls, script.answer) for task, script in zip(tasks, scripts, strict=True)]
     seen: list[object] = [
@@ -332,7 +345,7 @@ def test_capacity_is_bounded_and_comes_back(small_service: GymService, evidence:
     )
 
 
-@check("NEMO-S-11", broken="fault_is_forgotten")
+@check("NEMO-S-11", broken="fault_is_forgotten", also=("quantities_are_drawn_anew",))
 def test_replay_agrees_and_a_fault_sticks(nemo: Wire, orders: GermanOrders, evidence: Evidence) -> None:
     """Observations and reward MUST equal the independent replay, and a service fault MUST stick and mask."""
     disagreements = [

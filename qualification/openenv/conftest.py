@@ -41,6 +41,7 @@ def serve(run: Run, pytestconfig: pytest.Config) -> Iterator[Serve]:
             # The same server with a switch for one defect at a time.
             module = "gyms.openenv.broken_app"
             copy2(BROKEN / "openenv_app.py", subject.python_path / "gyms" / "openenv" / "broken_app.py")
+            copy2(BROKEN / "served_core.py", subject.python_path / "gyms" / "broken_core.py")
         folder = run.folder / run.mine("servers") / f"openenv-{len(started)}"
         started.append(start_openenv(stack, subject, run.owner, folder, module=module, **settings))
         return started[-1]

@@ -66,7 +66,7 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     """The defect planted for this test: a patch of the policy code."""
     planted: Planted | None = getattr(request, "param", None)
     if planted is not None:
-        from qualification.broken import audits, policies, trainers
+        from qualification.broken import audits, policies, training
 
-        {**policies.DEFECTS, **trainers.DEFECTS, **audits.DEFECTS}[planted.defect](monkeypatch)
+        {**policies.DEFECTS, **training.DEFECTS, **audits.DEFECTS}[planted.defect](monkeypatch)
     return planted

@@ -57,7 +57,7 @@ def require_device(device: str) -> None:
 def qualification_config(gym: str, policy: str, **changed: Any) -> TrainingConfig:
     """Return the configuration of a qualification: eight steps, one group of four a step, seed 43, sixteen tasks."""
     made = training_config(policy, load_policy(policy).identity.weights, gym, SEED, STEPS)
-    return TrainingConfig.model_validate({**made.model_dump(), **changed})
+    return TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), **changed})
 
 
 @contextmanager

@@ -9,28 +9,23 @@ import pytest
 
 from harness.checks import check, explain
 from harness.evidence import Evidence
-from qualification.training.planted import PLANTED, Untouched, sampled_ids, stopped_by
+from qualification.broken.trainers import of_check
+from qualification.training.planted import due_of, sampled_ids, stops_of
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.filterwarnings("ignore")]
 
 
-def _stopped(
-    group: str, folder: Path, evidence: Evidence, **settings: object
-) -> tuple[dict[str, object], dict[str, object]]:
-    """Return for every bug of a group (rule that stopped it, weights spared), and what is due."""
-    bugs = PLANTED[group]
-    seen: dict[str, object] = {bug.__name__: stopped_by(bug, folder, **settings) for bug in bugs}
-    seen["control"] = stopped_by(Untouched, folder, **settings)
-    evidence.measure(seen=seen)
-    return seen, {**{bug.__name__: (rule, True) for bug, rule in bugs.items()}, "control": (None, False)}
+SUBJECT = "(rule that stopped it, nothing trained beyond) by planted bug"
 
 
 @check("AUDIT-01", broken="masks_are_not_compared")
 def test_a_mask_that_is_not_the_sampled_ids_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """A mask that is shifted, trains an observation, or leaves out a later turn or its end MUST stop the run."""
-    seen, expected = _stopped("mask", tmp_path, evidence)
+    """A mask that is shifted, empty, trains an observation, or leaves out a later turn or its end MUST stop the run."""
+    faults = of_check("AUDIT-01")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="the mask is compared with something else than what was sampled",
@@ -39,10 +34,12 @@ def test_a_mask_that_is_not_the_sampled_ids_is_stopped(tmp_path: Path, evidence:
 
 @check("AUDIT-02", broken="rows_are_matched_by_length")
 def test_a_row_that_was_not_sampled_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """Ids that were encoded again, and a rollout trained in another's place, MUST stop the run."""
-    seen, expected = _stopped("rows", tmp_path, evidence)
+    """Ids that were encoded again or cut, and a rollout trained in another's place, MUST stop the run."""
+    faults = of_check("AUDIT-02")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="trained ids are not held to the ids that were drawn",
@@ -51,10 +48,12 @@ def test_a_row_that_was_not_sampled_is_stopped(tmp_path: Path, evidence: Evidenc
 
 @check("AUDIT-03", broken="episodes_are_not_compared")
 def test_a_rollout_that_is_not_its_episode_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """Swapped rollouts, an infrastructure failure scored 0, and a group over two prompts MUST stop the run."""
-    seen, expected = _stopped("rollouts", tmp_path, evidence)
+    """Swapped rollouts, changed observations, an infrastructure failure paid 0, a mixed group MUST stop the run."""
+    faults = of_check("AUDIT-03")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="ids, messages, environments and groups are not held together",
@@ -63,10 +62,12 @@ def test_a_rollout_that_is_not_its_episode_is_stopped(tmp_path: Path, evidence: 
 
 @check("AUDIT-04", broken="advantages_are_believed")
 def test_a_reward_or_advantage_of_another_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """A reward that is not its episode's, or not finite, or an advantage not its group's, MUST stop the run."""
-    seen, expected = _stopped("rewards", tmp_path, evidence)
+    """A reward that is not its episode's, missing or not finite, or an advantage not its group's, MUST stop the run."""
+    faults = of_check("AUDIT-04")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="rewards and advantages are taken as the trainer has them",
@@ -75,10 +76,12 @@ def test_a_reward_or_advantage_of_another_is_stopped(tmp_path: Path, evidence: E
 
 @check("AUDIT-05", broken="the_oracle_agrees_with_all")
 def test_a_gradient_that_is_not_the_oracles_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """A loss that is scaled, has the wrong sign, or leaves rows out MUST stop the run at its first gradient."""
-    seen, expected = _stopped("gradient", tmp_path, evidence)
+    """A loss of another scale, sign, type or normaliser, or that leaves rows out, MUST stop the run before its step."""
+    faults = of_check("AUDIT-05")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="the gradient is only asked to be nonzero",
@@ -87,13 +90,57 @@ def test_a_gradient_that_is_not_the_oracles_is_stopped(tmp_path: Path, evidence:
 
 @check("AUDIT-06", broken="the_mean_is_compared")
 def test_a_sampler_that_is_not_the_policy_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
-    """A stale policy, another temperature or sampling, and another reference model MUST stop the run."""
-    seen, expected = _stopped("policy", tmp_path, evidence, beta=0.04)
+    """A stale policy, other temperature, sampling or precision, another reference or old policy MUST stop the run."""
+    faults = of_check("AUDIT-06")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
     assert seen == expected, explain(
-        subject="(rule that stopped it, weights spared) by planted bug",
+        subject=SUBJECT,
         expected=expected,
         got=seen,
         cause="sampler and trainer are compared in the mean, or by what they say of themselves",
+    )
+
+
+@check("AUDIT-08", broken="draws_are_believed")
+def test_rollouts_that_are_not_drawn_independently_are_stopped(tmp_path: Path, evidence: Evidence) -> None:
+    """Siblings that draw alike, and random numbers that are used again, MUST stop the run within four steps."""
+    faults = of_check("AUDIT-08")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
+    assert seen == expected, explain(
+        subject=SUBJECT,
+        expected=expected,
+        got=seen,
+        cause="rollouts are only asked to be there",
+    )
+
+
+@check("AUDIT-09", broken="updates_are_believed")
+def test_a_step_that_is_not_the_optimizers_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
+    """Other clipping or learning rate, an update lost or added, and a trained base MUST stop the run."""
+    faults = of_check("AUDIT-09")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
+    assert seen == expected, explain(
+        subject=SUBJECT,
+        expected=expected,
+        got=seen,
+        cause="tensors are only asked to have changed",
+    )
+
+
+@check("AUDIT-10", broken="the_pool_is_not_compared")
+def test_a_row_or_task_out_of_order_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
+    """A row of the dataset skipped or repeated, and a task that is not the pool's next, MUST stop the run."""
+    faults = of_check("AUDIT-10")
+    seen, expected = stops_of(faults, tmp_path), due_of(faults)
+    evidence.measure(seen=seen)
+    assert seen == expected, explain(
+        subject=SUBJECT,
+        expected=expected,
+        got=seen,
+        cause="it is only counted how many tasks were trained",
     )
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from harness.checks import explain
 from harness.errors import HarnessError
-from trainer import evaluate, retention, serve, sft
+from trainer import evaluate, learning, retention, serve, sft
 from trainer.policy import FOLDER, load_policy, preflight
 
 pytestmark = [pytest.mark.self_test, pytest.mark.cpu_qualification]
@@ -129,6 +129,12 @@ COMMANDS = {
     "a folder that exists": (sft.main, ["--out", "trainer"], "--out trainer exists"),
     "problems without answers": (retention.main, ["--data", "README.md"], "line 1 is not a question"),
     "no problems": (retention.main, ["--data", "nowhere.tsv"], "--data nowhere.tsv"),
+    "no steps to learn in": (learning.main, ["--out", "nowhere", "--steps", "0"], "--steps 0: "),
+    "a training seed below zero": (learning.main, ["--out", "nowhere", "--seed", "-1"], "--seed -1: "),
+    "an unknown policy to train": (learning.main, ["--out", "nowhere", "--policy", "maxi"], "--policy maxi"),
+    "a gym named twice": (learning.main, ["--out", "nowhere", "--gyms", "nemo", "nemo"], "names a gym twice"),
+    "a file as the result's folder": (learning.main, ["--out", "README.md"], "--out README.md is no folder"),
+    "a folder of other files": (learning.main, ["--out", "requirements"], "--out: requirements/harness.in would"),
 }
 
 

@@ -71,6 +71,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "beta": 0.04, "steps": 8, "temperature": 0.5, "groups_per_step": 1, "group_size": 2,
     },
     "odd group, hot": {"group_size": 3, "scale_rewards": "none", "loss_type": "bnpo", "temperature": 2.0},
+    "two passes, two steps a batch": {"gradient_accumulation": 2, "num_iterations": 2, "steps": 4},
+    "cut rollouts left out": {"max_completion_tokens": 67, "mask_truncated": True},
     "one round of tools": {"max_tool_rounds": 1, "loss_type": "dr_grpo"},
 }  # fmt: skip
 

@@ -142,7 +142,9 @@ def config_faults(evidence: Evidence) -> Iterator[str]:
         "group_size": config.group_size,
         "max_completion_tokens": config.max_completion_tokens,
         "importance_sampling_level": "token",
-        "mask_truncated": False,
+        "mask_truncated": config.mask_truncated,
+        "gradient_accumulation": config.gradient_accumulation,
+        "num_iterations": config.num_iterations,
         "reward_weights": {"shaped": 1.0, "strict": 0.0},
     }
     for name, value in stated.items():

@@ -1,0 +1,208 @@
+"""Run the fault catalogue and clean trainings, and write the silent-bug table.
+
+    python -m qualification.silent_bugs --out DIR [--quick]
+
+``--quick`` leaves out the trainings of forty steps. What was finished is kept in DIR/work and not done again while
+the sources stay the same. Prints one JSON object a line; the last ones are the figures of ``harness bench``.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gyms import loaded
+from harness.errors import HarnessError
+from harness.files import ROOT, readable_json, sha256_file, write_atomically
+from qualification.broken.trainers import CATALOGUE
+from qualification.silent_bugs import drawing, trainings
+from qualification.silent_bugs.clean_runs import CLEAN
+from qualification.silent_bugs.result import HEALTHY, Clean, Curve, SilentBugs, Study
+from trainer.bench import tell
+from trainer.policy import load_policy
+
+SEEDS = (1, 2, 3)
+BOUND_S = 900
+"""For any single training of the table."""
+SOURCES = ("trainer/*.py", "trainer/replay/*.py", "qualification/broken/faults/*.py", "qualification/silent_bugs/t*.py")
+RESULT = "silent-bugs.json"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training, and where its result is kept."""
+
+    name: str
+    model: type[BaseModel]
+    function: Callable[..., BaseModel]
+    arguments: tuple[Any, ...]
+
+
+def units(quick: bool) -> list[Unit]:
+    """Return every training of the table, those that take longest first."""
+    made = []
+    if not quick:
+        made += [
+            Unit(f"curve-{name.replace(' ', '-')}-{seed}", Curve, trainings.curve, (name, seed))
+            for name in [*baselines(), *CATALOGUE]
+            for seed in SEEDS
+        ]
+    made += [Unit(f"clean-{each.name}", Clean, trainings.clean, (each.name, each.gym, each.settings)) for each in CLEAN]
+    for precision in ("fp32", "bf16"):
+        made += [Unit(f"study-{name}-{precision}", Study, trainings.study, (name, precision)) for name in CATALOGUE]
+    return made
+
+
+def baselines() -> list[str]:
+    """Return one healthy trainer for every setting and gym that a bug of the catalogue is trained with."""
+    first: dict[str, str] = {}
+    for fault in CATALOGUE.values():
+        first.setdefault(baseline_key(fault.name), f"{HEALTHY} of {fault.name}")
+    return list(first.values())
+
+
+def baseline_key(name: str) -> str:
+    """Return what a bug's long training has in common with that of its healthy trainer."""
+    fault = CATALOGUE[name]
+    return f"{fault.gym.__name__} {sorted({**fault.settings, **trainings.CURVE}.items())}"
+
+
+def sources() -> str:
+    """Return one digest over everything that a result depends on and that may be edited."""
+    files = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
+    listed = "\n".join(f"{path.relative_to(ROOT)} {sha256_file(path)}" for path in files)
+    return hashlib.sha256(f"{listed}\n{loaded.core_on_disk()}".encode()).hexdigest()
+
+
+def run(chosen: Sequence[Unit], work: Path, key: str, jobs: int, console: Console) -> dict[str, BaseModel]:
+    """Run what is not there yet, in processes of their own; raises HarnessError naming a training that broke."""
+    done = {unit.name: result for unit in chosen if (result := _kept(unit, work, key)) is not None}
+    left = [unit for unit in chosen if unit.name not in done]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("trainings", total=len(chosen), completed=len(done))
+        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=trainings.quiet)
+        futures: dict[Future[BaseModel], Unit] = {pool.submit(unit.function, *unit.arguments): unit for unit in left}
+        try:
+            for future in as_completed(futures, timeout=BOUND_S * max(1, len(left)) / jobs):
+                unit = futures[future]
+                try:
+                    result = done[unit.name] = future.result()
+                except Exception as error:
+                    raise HarnessError(f"{unit.name}: {type(error).__name__}: {error}") from None
+                kept = {"key": key, "result": result.model_dump(mode="json")}
+                write_atomically(work / f"{unit.name}.json", readable_json(kept))
+                progress.console.print(f"{unit.name} done ({len(done)} of {len(chosen)})")
+                progress.advance(bar)
+        except TimeoutError:
+            raise HarnessError(f"{len(left) - sum(f.done() for f in futures)} trainings did not end") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return done
+
+
+def _kept(unit: Unit, work: Path, key: str) -> BaseModel | None:
+    try:
+        kept = json.loads((work / f"{unit.name}.json").read_bytes())
+        return unit.model.model_validate(kept["result"]) if kept["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, write and print; returns the exit code: 0 done, 2 it could not be done."""
+    parser = argparse.ArgumentParser(prog="python -m qualification.silent_bugs", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="without the trainings of forty steps")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (%(default)s)")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        if options.jobs < 1:
+            raise HarnessError(f"--jobs {options.jobs} must be at least 1")
+        trainings.quiet()
+        made = measured(options, console)
+    except (HarnessError, OSError) as error:
+        print(f"silent-bugs: {error}", file=sys.stderr)
+        return 2
+    write_atomically(options.out / RESULT, readable_json(made.model_dump(mode="json")))
+    drawing.write(made, options.out)
+    for figure in figures(made):
+        tell(**figure)
+    return 0
+
+
+def measured(options: argparse.Namespace, console: Console) -> SilentBugs:
+    """Run everything that is asked for; raises HarnessError."""
+    key, chosen = sources(), units(options.quick)
+    done = run(chosen, options.out / "work", key, options.jobs, console)
+    results = [done[unit.name] for unit in chosen]
+    return SilentBugs(
+        versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+        core=loaded.core_on_disk(),
+        policy=load_policy(trainings.POLICY).identity.weights,
+        sources=key,
+        baseline=None if options.quick else trainings.baseline(),
+        studies=[each for each in results if isinstance(each, Study)],
+        clean=[each for each in results if isinstance(each, Clean)],
+        curves=[each for each in results if isinstance(each, Curve)],
+    )
+
+
+def figures(made: SilentBugs) -> list[dict[str, Any]]:
+    """Return the figures that the table is held to."""
+    inf = float("inf")
+    rows = []
+    for precision, bound in (("fp32", 5.0), ("bf16", inf)):
+        studies = [each for each in made.studies if each.precision == precision]
+        missed = [each.fault for each in studies if not each.found and not each.claims]
+        share = 100 * len(missed) / len(studies)
+        note = f"of {len(studies)}" + (f": {', '.join(missed)}" if missed else "")
+        rows.append(
+            {
+                "name": f"bugs missed within {made.steps} steps, {precision}",
+                "value": share,
+                "bound": bound,
+                "unit": "%",
+                "note": note,
+            }
+        )
+    naive = [each for each in made.studies if each.precision == "fp32" and each.naive]
+    unseen = sum(all(each.naive.model_dump().values()) for each in naive if each.naive)
+    note = f"{unseen} of {len(naive)}: tensors changed, gradients finite and there, base unchanged"
+    rows.append(
+        {
+            "name": "bugs that the usual evidence does not show",
+            "value": 100 * unseen / len(naive),
+            "bound": inf,
+            "unit": "%",
+            "note": note,
+        }
+    )
+    alarms = [each.name for each in made.clean if each.alarm]
+    rows.append(
+        {
+            "name": "clean runs that were accused",
+            "value": len(alarms),
+            "bound": 0,
+            "unit": "runs",
+            "note": f"of {len(made.clean)}" + (f": {', '.join(alarms)}" if alarms else ""),
+        }
+    )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,2 @@
+def write(made, folder):
+    pass

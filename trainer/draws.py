@@ -1,0 +1,66 @@
+"""Whether rollouts were drawn independently: siblings that repeat each other, and random numbers used twice."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from trainer.errors import AuditError
+
+LAMBDAS = (-4.0, -1.0, 1.0, 4.0)
+"""Bets on fewer and on more repetitions than independent draws would give."""
+
+
+class Siblings:
+    """A bet that nobody can win against independent draws, over all groups of a run.
+
+    A rollout repeats one of its earlier siblings with probability ``q``, the sum of the probabilities of the distinct
+    ones, which the sampler's own log-probabilities tell: environments answer equal calls equally. For any ``l``,
+    the product of ``exp(l * repeated) / (1 + q * (exp(l) - 1))`` is then a martingale of mean 1, so that it ever
+    exceeds ``1 / alpha`` with a probability of at most ``alpha`` (Ville's inequality), however long the run. The bet
+    is the mean of the products for a few ``l``.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self._limit = 1.0 / alpha
+        self._logs = [0.0] * len(LAMBDAS)
+        self.repeated = 0
+        self.expected = 0.0
+
+    def add(self, rollouts: Sequence[tuple[tuple[int, ...], float]]) -> None:
+        """Add one group: (all sampled ids, the sum of their log-probabilities) of each; raises AuditError."""
+        seen: dict[tuple[int, ...], float] = {}
+        for ids, logprob in rollouts:
+            chance = min(1.0 - 1e-9, sum(seen.values()))
+            if seen:
+                again = ids in seen
+                self.repeated += again
+                self.expected += chance
+                for index, bet in enumerate(LAMBDAS):
+                    self._logs[index] += bet * again - math.log1p(chance * math.expm1(bet))
+            seen[ids] = math.exp(min(0.0, logprob))
+        if self.evidence > math.log(self._limit):
+            detail = f"{self.repeated} rollouts repeat a sibling, independent draws give {self.expected:.1f}"
+            raise AuditError("siblings", f"{detail} (odds of e^{self.evidence:.0f} against chance)")
+
+    @property
+    def evidence(self) -> float:
+        """Logarithm of what the bet has come to."""
+        top = max(self._logs)
+        return top + math.log(sum(math.exp(each - top) for each in self._logs) / len(self._logs))
+
+
+class RandomStates:
+    """The states of the random generator that sampling began with; none may come twice."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def add(self, device: torch.device) -> None:
+        """Note the present state of the generator that a device samples from; raises AuditError."""
+        state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        digest = hashlib.sha256(state.numpy().tobytes()).hexdigest()
+        if digest in self._seen:
+            raise AuditError("random state", "sampled with random numbers that an earlier turn was sampled with")
+        self._seen.add(digest)

@@ -1,0 +1,304 @@
+"""One generation batch: what was sampled, shown and paid, and every row rebuilt from that alone."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from trl.chat_template_utils import parse_response
+from trl.trainer.utils import use_adapter
+
+from trainer import objective, recorder, rows
+from trainer.config import Bands
+from trainer.draws import RandomStates, Siblings
+from trainer.errors import AuditError, Findings
+from trainer.pool import Pool
+from trainer.settings import ends_of, require_agreeing
+from trainer.trace import Call, Episode, Objective, Row, Sampling, finite
+
+ADVANTAGE_ROUNDING = 2e-3
+"""TRL takes equal rewards' mean in single precision and divides what is left of them by 1e-4."""
+
+EpisodeOf = Callable[[Any], Episode]
+RewardsOf = Callable[[Episode], dict[str, float | None]]
+
+
+class GenerationAudit:
+    """Follows a trainer from its dataset to its advantages."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        made_of: Objective,
+        bands: Bands,
+        findings: Findings,
+        episode_of: EpisodeOf | None,
+        rewards_of: RewardsOf | None,
+        tasks: Sequence[str] | None,
+    ) -> None:
+        self.consumed: dict[str, int] = {}
+        self.episodes = self.observations = 0
+        self.objective = made_of
+        self.findings = findings
+        self._trainer = trainer
+        self._bands = bands
+        self._episode_of = episode_of
+        self._rewards_of = rewards_of
+        self._pool = Pool(trainer, tasks)
+        self._siblings = Siblings(bands.siblings)
+        self._random_states = RandomStates()
+        self._sampling: Sampling | None = None
+        self._turns: list[list[recorder.Drawn]] = []
+        self._rewards: list[dict[str, float | None]] = []
+        self._messages: list[Any] = []
+        self._generations = 0
+        self._trl = {name: getattr(trainer, name) for name in self.hooks}
+
+    @property
+    def hooks(self) -> dict[str, Callable[..., Any]]:
+        """What stands in for the trainer's own methods, by name."""
+        return {
+            "_generate_single_turn": self.on_generate_single_turn,
+            "_generate": self.on_generate,
+            "_calculate_rewards": self.on_calculate_rewards,
+        }
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained, without what accelerate wraps it in."""
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    def on_generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **named: Any) -> Any:
+        """Record one call of generate."""
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        with self.findings.rule():
+            self._random_states.add(self._trainer.accelerator.device)
+        with recorder.recording(model) as sampler:
+            completion_ids, logprobs = self._trl["_generate_single_turn"](prompt_ids, *arguments, **named)
+        if sampler.sampling is None:
+            raise AuditError("recorded", "generate was not reached: only transformers' generate is audited")
+        with self.findings.rule():
+            require_agreeing(sampler.sampling, self._trainer.temperature)
+        self._sampling = sampler.sampling
+        self._turns.append(
+            [
+                recorder.Drawn(list(context), list(sampled), sampler.logprobs(row, sampled))
+                for row, (context, sampled) in enumerate(zip(prompt_ids, completion_ids, strict=True))
+            ]
+        )
+        return completion_ids, logprobs
+
+    def on_generate(self, prompts: list[Any]) -> Any:
+        """Begin a generation batch, and take what the trainer makes of it."""
+        self._turns = []
+        made = self._trl["_generate"](prompts)
+        self._prompt_ids, self._completion_ids, self._tool_mask, self._messages = made[:4]
+        return made
+
+    def on_calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        """Take the rewards by column."""
+        values = self._trl["_calculate_rewards"](*arguments, **named)
+        names = self._trainer.reward_func_names
+        self._rewards = [
+            {name: None if value != value else value for name, value in zip(names, row, strict=True)}
+            for row in values.tolist()
+        ]
+        return values
+
+    def require_inputs(self, inputs: Sequence[Any]) -> None:
+        """Hold the rows that a batch begins with to the ones that are due."""
+        with self.findings.rule():
+            self._pool.require_next(inputs, self.objective.group_size)
+
+    def records(
+        self, output: dict[str, Any], inputs: list[Any], first: int, policy: str
+    ) -> tuple[list[Call], list[Episode], list[Row], dict[int, list[float | None]]]:
+        """Return the records of a batch whose first rollout has the number ``first``, all of them held to each other.
+
+        The last part is, by rollout, the sampler's log-probability of every completion id; None where none was drawn.
+        """
+        made = self._rows(output, inputs, first)
+        calls, drawn = self._calls(made, first, policy)
+        episodes = self._environment_episodes(made)
+        self._require_independence(made, calls)
+        for row in made:
+            self._require_old_logprobs(row, drawn[row.rollout])
+        self._require_reference(made[0])
+        self._generations += 1
+        return calls, episodes, made, drawn
+
+    def _rows(self, output: dict[str, Any], inputs: list[Any], first: int) -> list[Row]:
+        size = self.objective.group_size
+        if len(inputs) % size:
+            raise AuditError("group", f"{len(inputs)} rollouts are no whole groups of {size}")
+        weighted = objective.weighted(self._rewards, self.objective.reward_weights)
+        expected = objective.advantages(weighted, self.objective)
+        made = []
+        for index, completion in enumerate(self._completion_ids):
+            rollout, advantage = first + index, output["advantages"][index].item()
+            with self.findings.rule():
+                self._require_group(index, inputs, rollout)
+            with self.findings.rule():
+                self._require_reward(index, advantage, expected[index], rollout)
+            mask = self._tool_mask[index] if self._tool_mask is not None else [1] * len(completion)
+            spans, cut = [], 0
+            with self.findings.rule():
+                if len(mask) != len(completion):
+                    raise AuditError("lengths", f"{len(mask)} mask entries for {len(completion)} ids", rollout=rollout)
+                budget = self.objective.max_completion_tokens
+                spans, cut = rows.rebuild(self._prompt_ids[index], completion, self._turns, budget, rollout)
+                rows.require_mask(mask, spans, rollout)
+            truncated = not completion or completion[-1] not in self._ends
+            if self.objective.mask_truncated and truncated:
+                mask = [0] * len(completion)
+            made.append(
+                Row(
+                    generation=self._generations,
+                    rollout=rollout,
+                    group=rollout // size,
+                    prompt=list(self._prompt_ids[index]),
+                    completion=list(completion),
+                    mask=list(mask),
+                    spans=spans,
+                    cut=cut,
+                    rewards=self._rewards[index],
+                    advantage=advantage,
+                    old_logprobs=_unpadded(output.get("old_per_token_logps"), index, len(completion)),
+                    reference_logprobs=_unpadded(output.get("ref_per_token_logps"), index, len(completion)),
+                )
+            )
+        return made
+
+    def _require_group(self, index: int, inputs: list[Any], rollout: int) -> None:
+        member = index - index % self.objective.group_size
+        if self._prompt_ids[index] != self._prompt_ids[member] or inputs[index] != inputs[member]:
+            raise AuditError("group", "members of a group have different prompts", rollout=rollout)
+
+    def _require_reward(self, index: int, advantage: float, due: float, rollout: int) -> None:
+        if not finite([value for value in self._rewards[index].values() if value is not None]):
+            raise AuditError("finite", f"the rewards are {self._rewards[index]}", rollout=rollout)
+        if not abs(advantage - due) <= ADVANTAGE_ROUNDING * max(1.0, abs(due)):
+            detail = f"the advantage is {advantage:.6g}, its group's rewards give {due:.6g}"
+            raise AuditError("advantage", detail, rollout=rollout)
+
+    def _require_independence(self, made: Sequence[Row], calls: Sequence[Call]) -> None:
+        """Hold repetitions among siblings to what independent draws give."""
+        drawn: dict[int, tuple[list[int], float]] = {row.rollout: ([], 0.0) for row in made}
+        for call in calls:
+            ids, logprob = drawn[call.rollout]
+            drawn[call.rollout] = ([*ids, *call.sampled], logprob + sum(call.logprobs))
+        groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+        for row in made:
+            ids, logprob = drawn[row.rollout]
+            groups.setdefault(row.group, []).append((tuple(ids), logprob))
+        for group in groups.values():
+            with self.findings.rule():
+                self._siblings.add(group)
+
+    @torch.no_grad()
+    def _require_reference(self, row: Row) -> None:
+        """Hold a row's reference log-probabilities to those of the reference, computed again."""
+        if row.reference_logprobs is None:
+            return
+        model = self.model
+        with ExitStack() as stack:
+            stack.enter_context(self._trainer.compute_loss_context_manager())
+            if self._trainer.ref_model is None:
+                stack.enter_context(use_adapter(model, "ref" if "ref" in model.peft_config else None))
+            again = objective.logprobs_of(self._trainer.ref_model or model, row, self._trainer.temperature).tolist()
+        pairs = zip(row.reference_logprobs, again, row.mask, strict=True)
+        gap = max((abs(told - own) for told, own, trains in pairs if trains), default=0.0)
+        with self.findings.rule():
+            if not gap <= self._bands.logprob_gap:
+                detail = f"its log-probabilities are {gap:.3g} nats from those of the model without its adapter"
+                raise AuditError("reference", detail, rollout=row.rollout)
+
+    def _require_old_logprobs(self, row: Row, drawn: Sequence[float | None]) -> None:
+        """Hold the log-probabilities that a ratio is taken against to the sampler's own."""
+        if row.old_logprobs is None:
+            return
+        pairs = zip(row.old_logprobs, drawn, row.mask, strict=True)
+        gap = max((abs(old - own) for old, own, trains in pairs if trains and own is not None), default=0.0)
+        with self.findings.rule():
+            if not gap <= self._bands.logprob_gap:
+                detail = f"the ratio is taken against log-probabilities {gap:.3g} nats from those that were drawn with"
+                raise AuditError("old log-probabilities", detail, rollout=row.rollout)
+
+    @property
+    def _ends(self) -> set[int]:
+        return ends_of(self._trainer)
+
+    def _calls(self, made: Sequence[Row], first: int, policy: str) -> tuple[list[Call], dict[int, list[float | None]]]:
+        """Return the records of all calls, and by rollout the sampler's log-probability of every completion id."""
+        assert self._sampling is not None
+        calls, by_rollout = [], {}
+        for row in made:
+            by_rollout[row.rollout] = [None] * len(row.completion)
+            draws = list(rows.draws_of(row, self._turns))
+            said = self._messages[row.rollout - first]
+            if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
+                with self.findings.rule():
+                    rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
+            for turn, (drawn, start) in enumerate(draws):
+                with self.findings.rule():
+                    _require_finite(drawn, row.rollout, turn)
+                kept = min(len(drawn.sampled), len(row.completion) - start)
+                by_rollout[row.rollout][start : start + kept] = drawn.logprobs[:kept]
+                calls.append(
+                    Call(
+                        generation=row.generation,
+                        rollout=row.rollout,
+                        group=row.group,
+                        turn=turn,
+                        policy=policy,
+                        sampling=self._sampling,
+                        context=drawn.context,
+                        sampled=drawn.sampled,
+                        logprobs=drawn.logprobs,
+                        stop="end" if drawn.sampled and drawn.sampled[-1] in self._trainer.eos_token_ids else "length",
+                    )
+                )
+        unmatched = sum(not drawn.used for turn in self._turns for drawn in turn)
+        with self.findings.rule():
+            if unmatched:
+                raise AuditError("recorded", f"{unmatched} sampled rows are in no trained rollout")
+        return calls, by_rollout
+
+    def _parsed(self, drawn: recorder.Drawn, row: Row) -> Any:
+        """Return the message that a draw's trained ids are, as TRL parses it; None where no id was kept."""
+        kept = drawn.sampled[: len(row.prompt) + len(row.completion) - len(drawn.context)]
+        if not kept:
+            return None
+        tools: Any = self._trainer.tools or None
+        return parse_response(self._trainer._tokenizer, kept, prefix=drawn.context, tools=tools)
+
+    def _environment_episodes(self, made: Sequence[Row]) -> list[Episode]:
+        """Return what the environments recorded, once it agrees with what the trainer shows of each rollout."""
+        if self._episode_of is None or not self._trainer.environments:
+            return []
+        told = []
+        for row, environment, messages in zip(made, self._trainer.environments, self._messages, strict=True):
+            episode = self._episode_of(environment).model_copy(update={"rollout": row.rollout})
+            with self.findings.rule():
+                rows.require_episode(episode, messages)
+            with self.findings.rule():
+                self._pool.require_task(episode.task_id, row.group, row.rollout)
+            with self.findings.rule():
+                if self._rewards_of is not None and row.rewards != self._rewards_of(episode):
+                    detail = f"paid {row.rewards}, its episode is worth {self._rewards_of(episode)}"
+                    raise AuditError("reward", detail, rollout=row.rollout)
+            told.append(episode)
+            self.consumed[episode.task_id] = self.consumed.get(episode.task_id, 0) + 1
+            self.episodes += 1
+            self.observations += len(episode.calls)
+        return told
+
+
+def _unpadded(values: torch.Tensor | None, index: int, length: int) -> list[float] | None:
+    return None if values is None else values[index, :length].float().cpu().tolist()
+
+
+def _require_finite(drawn: recorder.Drawn, rollout: int, turn: int) -> None:
+    if len(drawn.logprobs) != len(drawn.sampled) or not finite(drawn.logprobs):
+        detail = f"{len(drawn.logprobs)} log-probabilities of {len(drawn.sampled)} ids, all finite: "
+        raise AuditError("finite", detail + str(finite(drawn.logprobs)), rollout=rollout, turn=turn)

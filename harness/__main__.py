@@ -18,11 +18,11 @@ from harness import __version__, manifest, stacks, training
 from harness.bench import Figure, Say
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
-from harness.bench_trainer import bench_policy, bench_training
+from harness.bench_trainer import bench_policy, bench_silent_bugs, bench_training
 from harness.bench_verifiers import bench_verifiers
 from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
-from harness.files import write_atomically
+from harness.files import ROOT, write_atomically
 from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
@@ -34,6 +34,8 @@ BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
     "training": bench_training,
     "verifiers": bench_verifiers,
 }
+
+SILENT_BUGS = "silent-bugs"
 
 SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
     "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),
@@ -92,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     measure = command(
         "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
     )
-    measure.add_argument("subject", choices=list(BENCHES))
+    measure.add_argument("subject", choices=[*BENCHES, SILENT_BUGS])
+    measure.add_argument("--quick", action="store_true", help=f"{SILENT_BUGS}: without the trainings of forty steps")
+    measure.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"{SILENT_BUGS}: for table and map (reports/{SILENT_BUGS})"
+    )
     return parser
 
 
@@ -182,14 +188,22 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    with _console.status("") as status:
+    out = options.out or ROOT / "reports" / SILENT_BUGS
+    if options.subject != SILENT_BUGS and (options.quick or options.out):
+        raise HarnessError(f"--quick and --out belong to bench {SILENT_BUGS}; leave them out for {options.subject}")
+    if options.subject == SILENT_BUGS:
+        # It shows its own progress.
+        figures = bench_silent_bugs(_console.print, out, options.quick)
+        _console.print(f"table and map: {out}")
+    else:
+        with _console.status("") as status:
 
-        def say(text: str) -> None:
-            status.update(text)
-            if not _console.is_terminal:
-                _console.print(text)
+            def say(text: str) -> None:
+                status.update(text)
+                if not _console.is_terminal:
+                    _console.print(text)
 
-        figures = BENCHES[options.subject](say)
+            figures = BENCHES[options.subject](say)
     for figure in figures:
         bounded = figure.bound != float("inf")
         goal = f"{figure.value:8.3f} {figure.unit}" + (f", goal <= {figure.bound:g}" if bounded else "")

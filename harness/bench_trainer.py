@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from harness.bench import Figure, Say
 from harness.errors import HarnessError, NotTestable
@@ -21,12 +23,19 @@ def bench_training(say: Say) -> list[Figure]:
     return _figures("trainer.bench_training", say)
 
 
-def _figures(module: str, say: Say) -> list[Figure]:
+def bench_silent_bugs(say: Say, out: Path, quick: bool) -> list[Figure]:
+    """Run the fault catalogue and clean trainings and write the table to ``out``; raises HarnessError."""
+    options = ["--out", str(out.resolve()), *(["--quick"] if quick else [])]
+    return _figures("qualification.silent_bugs", say, options, shows_progress=True)
+
+
+def _figures(module: str, say: Say, options: Sequence[str] = (), *, shows_progress: bool = False) -> list[Figure]:
     if find_spec("torch") is None or find_spec("trl") is None:
         raise NotTestable("this needs torch and trl; run: make setup-train")
     figures = []
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-m", module]
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-m", module, *options]
+        errors = None if shows_progress else log
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
             for line in map(json.loads, process.stdout):
@@ -35,7 +44,7 @@ def _figures(module: str, say: Say) -> list[Figure]:
                 else:
                     figures.append(Figure(**line))
         if process.returncode:
-            errors.seek(0)
-            tail = "\n".join(errors.read().splitlines()[-12:])
+            log.seek(0)
+            tail = "\n".join(log.read().splitlines()[-12:]) or "see above"
             raise HarnessError(f"{module} ended with {process.returncode}:\n{tail}")
     return figures

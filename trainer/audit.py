@@ -153,13 +153,22 @@ class Audit(TrainerCallback):
         self._pending, self._uses = made, {row.rollout: 0 for row in made}
         return output
 
-    def _check_all_used(self) -> None:
-        """Raise if a row of the last generation batch was left out of training, or trained too often."""
+    def _check_all_used(self, steps: int | None = None) -> None:
+        """Raise if a row of the last generation batch was left out of training, or trained too often.
+
+        ``steps`` is after how many optimizer steps training ended, which may be before its last batch was used up.
+        """
+        due = self.objective.num_iterations
+        passes = 0 if steps is None else steps * self.objective.gradient_accumulation
+        unfinished = passes % (self.objective.steps_per_generation * due)
         for rollout, uses in self._uses.items():
-            due = self.objective.num_iterations
             with self.findings.rule():
-                if uses != due:
+                if uses > due or (uses < due and not unfinished):
                     raise AuditError("rows", f"trained {uses} times, {due} are due", rollout=rollout)
+        with self.findings.rule():
+            used = sum(self._uses.values()) * self.objective.steps_per_generation
+            if unfinished and used != len(self._uses) * unfinished:
+                raise AuditError("rows", f"{sum(self._uses.values())} rows were trained in {unfinished} passes")
 
     # ---- the loss ---------------------------------------------------------------------------------------
 
@@ -291,6 +300,8 @@ class Audit(TrainerCallback):
         self._step["norm"] = sum((value**2).sum().item() for value in gradients.values()) ** 0.5
         trained = [each for each, _ in self._passes]
         self._writer.write(*(made for _, made in self._passes))
+        with self.findings.rule():
+            self._require_small_kl()
         if not self._oracle_at(step):
             return
         context = self._trainer.compute_loss_context_manager
@@ -300,6 +311,14 @@ class Audit(TrainerCallback):
             self._require_gradient(oracle, trained)
         with self.findings.rule():
             self._frozen.require_unchanged(self.model)
+
+    def _require_small_kl(self) -> None:
+        """Hold the sampler to the loss in the mean, too: where roundings are large, a bias is seen there alone."""
+        values = self._step.get("kl", ())
+        mean = sum(values) / len(values) if values else 0.0
+        if not mean <= self._bands.logprob_kl:
+            detail = f"the KL of sampler and loss is {mean:.3g} nats in the mean of a step, at equal weights"
+            raise AuditError("log-probability gap", detail)
 
     def _require_gradient(self, oracle: Oracle, trained: Sequence[TrainedRow]) -> None:
         learns = any(each.row.advantage and any(each.row.mask) for each in trained)
@@ -377,7 +396,7 @@ class Audit(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Look at the last generation batch too, and close the trace."""
-        self._check_all_used()
+        self._check_all_used(state.global_step)
         with self.findings.rule():
             self._frozen.require_unchanged(self.model)
         self._writer.close()

@@ -59,9 +59,11 @@ class Bands(_Frozen):
     """How well a log-probability is known, nats: what rounding alone may make of a gradient."""
     logprob_gap: float = 2e-4
     """Largest difference of the sampler's and the loss's log-probability, at equal weights, nats."""
+    logprob_kl: float = 1e-6
+    """Mean over a step's trained ids of the estimated KL of sampler and loss, at equal weights, nats."""
 
 
-BF16_BANDS = Bands(cosine=5e-3, norm_ratio=0.01, logprob_noise=1e-2, logprob_gap=0.1)
+BF16_BANDS = Bands(cosine=5e-3, norm_ratio=0.01, logprob_noise=1e-2, logprob_gap=0.5, logprob_kl=1e-3)
 """In bf16 a forward pass with padding and one without differ in the third digit: small bugs are below that."""
 
 

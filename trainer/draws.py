@@ -15,8 +15,9 @@ LAMBDAS = (-4.0, -1.0, 1.0, 4.0)
 class Siblings:
     """A bet that nobody can win against independent draws, over all groups of a run.
 
-    A rollout repeats one of its earlier siblings with probability ``q``, the sum of the probabilities of the distinct
-    ones, which the sampler's own log-probabilities tell: environments answer equal calls equally. For any ``l``,
+    A turn repeats one that an earlier sibling was drawn in the very same context with probability ``q``, the sum of the
+    probabilities of the distinct ones, which the sampler's own log-probabilities tell. Nothing is taken for granted of
+    what prompts and environments say: other ids seen are another context, in which nothing is repeated. For any ``l``,
     the product of ``exp(l * repeated) / (1 + q * (exp(l) - 1))`` is then a martingale of mean 1, so that it ever
     exceeds ``1 / alpha`` with a probability of at most ``alpha`` (Ville's inequality), however long the run. The bet
     is the mean of the products for a few ``l``.
@@ -29,7 +30,7 @@ class Siblings:
         self.expected = 0.0
 
     def add(self, rollouts: Sequence[tuple[tuple[int, ...], float]]) -> None:
-        """Add one group: (all sampled ids, the sum of their log-probabilities) of each; raises AuditError."""
+        """Add a group's draws in one context: (sampled ids, sum of their log-probabilities); raises AuditError."""
         seen: dict[tuple[int, ...], float] = {}
         for ids, logprob in rollouts:
             chance = min(1.0 - 1e-9, sum(seen.values()))

@@ -148,7 +148,16 @@ def main(arguments: list[str] | None = None) -> int:
         baseline = _read(options.against) if options.against else None
         policy = load_policy(options.policy, options.adapter)
         with console.status("") as status:
-            result = _run(options, policy, status.update)
+            result = measure(
+                policy,
+                options.gym,
+                options.split,
+                options.episodes,
+                status.update,
+                seed=options.seed,
+                gym_url=options.gym_url,
+                adapter=str(options.adapter) if options.adapter else None,
+            )
         if options.out:
             write_atomically(options.out, readable_json(result.model_dump(mode="json")))
         _show(console, result)
@@ -163,23 +172,37 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, policy: Policy, say: Any) -> Evaluation:
-    task_ids = [f"v1/{options.split}/{SEED}/{index}" for index in range(options.episodes)]
+def measure(
+    policy: Policy,
+    gym: str,
+    split: str,
+    episodes: int,
+    say: Any,
+    *,
+    seed: int = 0,
+    gym_url: str | None = None,
+    adapter: str | None = None,
+) -> Evaluation:
+    """Evaluate through a gym, or ``local``; ``adapter`` is what the result calls the one that ``policy`` holds.
+
+    Raises HarnessError and InfrastructureError.
+    """
+    task_ids = [f"v1/{split}/{SEED}/{index}" for index in range(episodes)]
     started = time.process_time()
-    with _opened(options.gym, options.gym_url) as (gym, identity):
-        drawn = evaluate(policy, gym, task_ids, Sampling(seed=options.seed), say)
-        greedy = evaluate(policy, gym, task_ids, Sampling(greedy=True), say)
+    with _opened(gym, gym_url) as (opened, identity):
+        drawn = evaluate(policy, opened, task_ids, Sampling(seed=seed), say)
+        greedy = evaluate(policy, opened, task_ids, Sampling(greedy=True), say)
     return Evaluation(
         policy=policy.identity.to_json(),
         notes=list(policy.notes),
-        adapter=str(options.adapter) if options.adapter else None,
-        gym=options.gym,
+        adapter=adapter,
+        gym=gym,
         gym_identity=identity.to_json() if identity else None,
         core=loaded.core_on_disk(),
-        split=options.split,
-        test_split_consumed=options.split == "test",
-        tasks=f"v1/{options.split}/{SEED}/0..{options.episodes - 1}",
-        sampling_seed=options.seed,
+        split=split,
+        test_split_consumed=split == "test",
+        tasks=f"v1/{split}/{SEED}/0..{episodes - 1}",
+        sampling_seed=seed,
         temperature_1=drawn,
         greedy=greedy,
         cpu_s=round(time.process_time() - started, 2),

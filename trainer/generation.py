@@ -19,6 +19,9 @@ from trainer.trace import Call, Episode, Objective, Row, Sampling, finite
 ADVANTAGE_ROUNDING = 2e-3
 """TRL takes equal rewards' mean in single precision and divides what is left of them by 1e-4."""
 
+NO_PROMPT = [{"role": "user", "content": ""}]
+"""What TRL begins a prompt with where the dataset has none and environments say all of it."""
+
 EpisodeOf = Callable[[Any], Episode]
 RewardsOf = Callable[[Episode], dict[str, float | None]]
 
@@ -90,7 +93,7 @@ class GenerationAudit:
 
     def on_generate(self, prompts: list[Any]) -> Any:
         """Begin a generation batch, and take what the trainer makes of it."""
-        self._turns = []
+        self._turns, self._prompts = [], list(prompts)
         made = self._trl["_generate"](prompts)
         self._prompt_ids, self._completion_ids, self._tool_mask, self._messages = made[:4]
         return made
@@ -120,7 +123,7 @@ class GenerationAudit:
         made = self._rows(output, inputs, first)
         calls, drawn = self._calls(made, first, policy)
         episodes = self._environment_episodes(made)
-        self._require_independence(made, calls)
+        self._require_independence(calls)
         for row in made:
             self._require_old_logprobs(row, drawn[row.rollout])
         self._require_reference(made[0])
@@ -170,8 +173,13 @@ class GenerationAudit:
         return made
 
     def _require_group(self, index: int, inputs: list[Any], rollout: int) -> None:
+        """Hold a rollout to its group's row of the dataset; only what its own environment said first may differ."""
         member = index - index % self.objective.group_size
-        if self._prompt_ids[index] != self._prompt_ids[member] or inputs[index] != inputs[member]:
+        own, other = self._prompts[index], self._prompts[member]
+        alike = self._prompt_ids[index] == self._prompt_ids[member]
+        if not alike and self._trainer.environment_factories is not None:
+            alike = own != other and rows.begins(own, inputs[index].get("prompt", NO_PROMPT))
+        if inputs[index] != inputs[member] or not alike:
             raise AuditError("group", "members of a group have different prompts", rollout=rollout)
 
     def _require_reward(self, index: int, advantage: float, due: float, rollout: int) -> None:
@@ -181,19 +189,15 @@ class GenerationAudit:
             detail = f"the advantage is {advantage:.6g}, its group's rewards give {due:.6g}"
             raise AuditError("advantage", detail, rollout=rollout)
 
-    def _require_independence(self, made: Sequence[Row], calls: Sequence[Call]) -> None:
-        """Hold repetitions among siblings to what independent draws give."""
-        drawn: dict[int, tuple[list[int], float]] = {row.rollout: ([], 0.0) for row in made}
+    def _require_independence(self, calls: Sequence[Call]) -> None:
+        """Hold repetitions among siblings to what independent draws give, wherever they saw the very same ids."""
+        alike: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], float]]] = {}
         for call in calls:
-            ids, logprob = drawn[call.rollout]
-            drawn[call.rollout] = ([*ids, *call.sampled], logprob + sum(call.logprobs))
-        groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
-        for row in made:
-            ids, logprob = drawn[row.rollout]
-            groups.setdefault(row.group, []).append((tuple(ids), logprob))
-        for group in groups.values():
+            place = (call.group, tuple(call.context))
+            alike.setdefault(place, []).append((tuple(call.sampled), sum(call.logprobs)))
+        for draws in alike.values():
             with self.findings.rule():
-                self._siblings.add(group)
+                self._siblings.add(draws)
 
     @torch.no_grad()
     def _require_reference(self, row: Row) -> None:
@@ -239,6 +243,7 @@ class GenerationAudit:
             if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
                 with self.findings.rule():
                     rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
+                    rows.require_shown(row, self._trainer._tokenizer.decode(rows.external(row)), said)
             for turn, (drawn, start) in enumerate(draws):
                 with self.findings.rule():
                     _require_finite(drawn, row.rollout, turn)

@@ -13,7 +13,9 @@ from trainer.errors import AuditError
 
 Tensors = dict[str, torch.Tensor]
 CLIPPING = 1e-3
-"""Of 1, relative: how exactly a gradient's clipping is known. Gradients may be held in single precision."""
+"""Of 1, relative: how exactly a gradient's clipping is known that is held in single precision."""
+HALF = 2**-6
+"""The same in half precision, which keeps eight bits."""
 SINGLE = 1e-7
 """Relative: what single precision rounds of a weight. Half precision rounds small updates away, and is not excused."""
 ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -73,7 +75,8 @@ class OptimizerOracle:
         for name, due in clipped.items():
             held = named[name].grad
             given = torch.zeros_like(due) if held is None else held.detach().cpu().double()
-            if (given - due).norm() > CLIPPING * max(due.norm().item(), 1e-12):
+            exact = CLIPPING if named[name].dtype is torch.float32 else HALF
+            if (given - due).norm() > exact * max(due.norm().item(), 1e-12):
                 detail = f"the optimizer gets a gradient of norm {given.norm():.3g} for {name}, {due.norm():.3g} is due"
                 raise AuditError("clipping", f"{detail} (norm {norm:.3g}, clipped at {self._max_norm})")
         rates = {group["lr"] for group in optimizer.param_groups}

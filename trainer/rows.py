@@ -77,6 +77,14 @@ def require_equal_masks(mask: Sequence[int], due: Sequence[int], rollout: int) -
             raise AuditError("mask", detail, rollout=rollout, offset=offset)
 
 
+def begins(prompt: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a prompt is the dataset's own, but for what follows in its last message."""
+    last, own = prompt[-1], given[-1]
+    same = list(prompt[:-1]) == list(given[:-1]) and last == {**own, "content": last["content"]}
+    # Text, or blocks of which the dataset's own come first.
+    return same and last["content"][: len(own["content"])] == own["content"]
+
+
 def draws_of(row: Row, turns: Turns) -> Iterator[tuple[Drawn, int]]:
     """Yield the draws of a rebuilt row and where each begins in its completion."""
     starts = [span.start for span in row.spans if span.source == "sampled"]
@@ -101,6 +109,32 @@ def require_messages(row: Row, parsed: Sequence[Any], messages: Sequence[Mapping
         if calls[0] != calls[1] or (own.get("content") or "") != (shown.get("content") or ""):
             detail = f"its ids say {str(own)[:200]}, executed and judged is {str(shown)[:200]}"
             raise AuditError("messages", detail, rollout=row.rollout, turn=turn)
+
+
+def external(row: Row) -> list[int]:
+    """Return the ids that the model saw and did not write."""
+    spans = [span for span in row.spans if span.source == "external"]
+    return [token for span in spans for token in row.completion[span.start : span.end]]
+
+
+def require_shown(row: Row, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise AuditError if a tool's list, which TRL takes for blocks of content, is nowhere in what the model saw."""
+    for message in messages:
+        content = message.get("content")
+        if message["role"] != "tool" or not isinstance(content, list):
+            continue
+        blocks = all(isinstance(block, dict) and "type" in block for block in content)
+        if not blocks and not any(str(part) in text for part in _leaves(content)):
+            detail = f"{message.get('name')} returned {str(content)[:100]}, of which the chat template shows nothing"
+            raise AuditError("observation", detail, rollout=row.rollout)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _names_and_objects(calls: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:

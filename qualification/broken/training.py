@@ -20,6 +20,7 @@ from trainer import audit, grpo, opening, run_manifest
 from trainer.config import TrainingConfig
 from trainer.environment import GymEnvironment
 from trainer.grpo import GymTrainer
+from trainer.optimizer_oracle import OptimizerOracle
 from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TrainingRun
 
 _arguments, _call, _write, _init = grpo._arguments, BlockingSession.call, run_manifest.write, GymTrainer.__init__
@@ -53,13 +54,15 @@ class _ForgetOneTensor(TrainerCallback):
 
 
 def one_tensor_is_never_updated(patch: pytest.MonkeyPatch) -> None:
-    """A tensor that is left out of the optimizer."""
+    """A tensor that is left out of the optimizer, and an audit that leaves the optimizer alone."""
 
     def init(self: GymTrainer, *arguments: Any, **named: Any) -> None:
         _init(self, *arguments, **named)
         self.add_callback(_ForgetOneTensor())
 
     patch.setattr(GymTrainer, "__init__", init)
+    for step in ("before", "after"):
+        patch.setattr(OptimizerOracle, step, lambda self, *arguments: None)
 
 
 def the_oracle_is_skipped(patch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,21 @@ class Retraining:
     """Nats, over all passes."""
     cosine: float | None = None
     """Of the adapter's whole update to the saved one; null where it was not done again, or is zero."""
+    distance: float = 0.0
+    """Norm of the difference between the weights done again and the saved ones; 0 where they are not compared."""
+    apart: list["Apart"] = field(default_factory=list)
+    """Log-probabilities of later passes that differ by more than rounding usually comes to."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """One forward pass whose log-probabilities differ."""
+
+    where: str
+    gap: float
+    """Largest over its trained ids, nats."""
+    sensitivity: float
+    """Norm of the gradient of that log-probability, nats by unit of weight."""
 
 
 def retrain(evidence: Evidence, folder: Path) -> Retraining:
@@ -116,6 +131,12 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
         made.steps += 1
     if evidence.run.tensors is not None:
         made.adapter += _update_differences(evidence, named, made)
+    # Weights that are done again differ by rounding, and where a token is all but impossible its log-probability
+    # turns that into more; so much as the weights at the end explain is no difference of the training.
+    explained = 0.0 if made.adapter else made.distance
+    for each in made.apart:
+        if each.gap > LATER_PASS + each.sensitivity * explained:
+            made.passes.append(f"{each.where}: its log-probabilities differ by {each.gap:.3g} nats")
     return made
 
 
@@ -128,11 +149,22 @@ def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made
         trained = [(own, seen) for own, seen, bit in zip(again, recorded.logprobs, row.mask, strict=True) if bit]
         gap = max((abs(own - seen) for own, seen in trained), default=0.0)
         made.largest_gap = max(gap, made.largest_gap)
-        if not gap <= tolerance:
-            yield f"step {step.step}, rollout {row.rollout}: its log-probabilities differ by {gap:.3g} nats"
+        where = f"step {step.step}, rollout {row.rollout}"
+        if not gap <= tolerance and tolerance == LATER_PASS and math.isfinite(gap):
+            made.apart.append(Apart(where, gap, _sensitivity(model, logprobs, recorded.logprobs, row)))
+        elif not gap <= tolerance:
+            yield f"{where}: its log-probabilities differ by {gap:.3g} nats"
         loss = _loss(evidence, logprobs, row, recorded) / divisor
         if loss.requires_grad:
             loss.backward()
+
+
+def _sensitivity(model: Any, logprobs: torch.Tensor, recorded: list[float], row: Row) -> float:
+    """Return the norm of the gradient of the trained log-probability that differs most."""
+    differences = (logprobs.detach() - logprobs.new_tensor(recorded)).abs() * logprobs.new_tensor(row.mask)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parts = torch.autograd.grad(logprobs[int(differences.argmax())], parameters, retain_graph=True)
+    return math.sqrt(sum(part.double().square().sum().item() for part in parts))
 
 
 def _logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
@@ -194,12 +226,14 @@ def _gradient_differences(evidence: Evidence, step: Step, named: Parameters) -> 
 
 
 def _update_differences(evidence: Evidence, named: Parameters, made: Retraining) -> Iterator[str]:
-    product = again = saved = 0.0
+    product = again = saved = apart = 0.0
     for name, before in evidence.initial_adapter.items():
         mine = (named[name].detach().cpu() - before).double()
         theirs = (evidence.adapter[name] - before).double()
         product += (mine * theirs).sum().item()
         again, saved = again + mine.square().sum().item(), saved + theirs.square().sum().item()
+        apart += (mine - theirs).square().sum().item()
+    made.distance = math.sqrt(apart)
     if not again or not saved:
         if again != saved:
             yield f"{ADAPTER}: update of norm {math.sqrt(saved):.3g}, done again {math.sqrt(again):.3g}"

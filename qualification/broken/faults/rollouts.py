@@ -31,7 +31,7 @@ class RolloutsSwapped(GymTrainer):
         return tuple(made)
 
 
-@fault("AUDIT-03", "episode", "siblings", resembles="NVIDIA-NeMo/Gym #2552")
+@fault("AUDIT-03", "episode", resembles="NVIDIA-NeMo/Gym #2552")
 class InfrastructureFailureScored(GymTrainer):
     """A tool that fails is what TRL makes of it: text for the model, and the rollout is worth 0."""
 
@@ -66,19 +66,36 @@ class GroupOverTwoPrompts(GymTrainer):
         return super()._generate_and_score_completions(inputs)
 
 
-@fault("AUDIT-03", "episode", resembles="huggingface/trl #5521")
-class ObservationShortened(GymTrainer):
-    """What a tool showed is cut before the model sees it."""
+class _Observed(GymTrainer):
+    """A trainer that hands on something else than what a tool showed."""
+
+    def _instead(self, text: str) -> Any:
+        raise NotImplementedError
 
     def _tool_call_loop(self, *arguments: Any, **named: Any) -> Any:
         for environment in self.environments or []:
             if "_call" not in vars(environment):
-                environment._call = _shortened(environment._call)
+                environment._call = self._wrapped(environment._call)
         return super()._tool_call_loop(*arguments, **named)
 
+    def _wrapped(self, call: Any) -> Any:
+        return lambda tool, arguments: self._instead(call(tool, arguments))
 
-def _shortened(call: Any) -> Any:
-    return lambda tool, arguments: call(tool, arguments)[:24]
+
+@fault("AUDIT-03", "episode", resembles="huggingface/trl #5521")
+class ObservationShortened(_Observed):
+    """What a tool showed is cut before the model sees it."""
+
+    def _instead(self, text: str) -> str:
+        return text[:24]
+
+
+@fault("AUDIT-03", "observation", "episode", resembles="the GRPO agent example of TRL's repository")
+class ObservationNotRendered(_Observed):
+    """A tool returns a list, of which the chat template shows nothing: the model is asked about an empty answer."""
+
+    def _instead(self, text: str) -> list[tuple[str]]:
+        return [(text,)]
 
 
 class _OtherOrder(GymTrainer):

@@ -16,7 +16,9 @@ from harness.files import ROOT, readable_json, sha256_file
 from harness.manifest import MANIFEST
 from trainer import learning
 from trainer.config import CONFIG
-from trainer.learning import AFTER, BASELINE, CARD, RUN, SUMMARY, Arm, Summary, differences, learn
+from trainer.learning import learn
+from trainer.learning_check import differences
+from trainer.learning_result import AFTER, BASELINE, CARD, RUN, SUMMARY, Arm, Summary
 
 SAMPLE = ROOT / "reports" / "sample" / "learning"
 GYMS = ("nemo", "openenv")

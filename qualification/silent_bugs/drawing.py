@@ -16,6 +16,7 @@ from qualification.silent_bugs.result import SilentBugs
 TABLE = "README.md"
 MAP = "silent-bugs.svg"
 SHOWN, SILENT, USUAL_SHOWN, INK, FAINT = "#1f5fa8", "#eef2f6", "#b4541a", "#1b1f24", "#8a939c"
+LETTERS = dict(zip(USUAL, "tgbc", strict=True))
 ROW, COLUMN = 0.24, 0.62
 """Of a cell, inches."""
 
@@ -40,9 +41,8 @@ def table(made: SilentBugs) -> str:
         f"dev tasks at temperature 1{_before(made)}. A verdict without findings means none of these bugs, not no bug. "
         "Every number here is of a synthetic development task.",
         f"![Bugs by evidence]({MAP})",
-        _header(),
-        "\n".join(_row(row) for row in rows),
-        "Usual evidence: not every tensor **t**ensor changed, **g**radients zero or not finite, **b**ase changed, "
+        "\n".join([_header(), *map(_row, rows)]),
+        "Usual evidence: not every **t**ensor changed, **g**radients zero or not finite, **b**ase changed, "
         "**c**urve more than two standard errors below the healthy one. Found by: the audit's rules and the optimizer "
         "step; *replay*: a claim of the run that does not hold when it is derived again. bf16: whether anything of "
         "ours shows the bug when the training is in bf16 on CPU.",
@@ -80,7 +80,7 @@ def _header() -> str:
 
 def _row(row: Seen) -> str:
     success = "" if row.success is None else f"{row.success:.2f} ({row.healthy:.2f})"
-    usual = " ".join(kind[0] for kind in USUAL if row.usual[kind]) or "intact"
+    usual = " ".join(LETTERS[kind] for kind in USUAL if row.usual[kind]) or "intact"
     found = [f"{kind} {'' if kind == REPLAY else step}".strip() for kind, step in row.ours.items() if step is not None]
     half = {None: "", True: "found", False: "**missed**"}[row.in_half_precision]
     like = row.fault.resembles

@@ -8,7 +8,7 @@ from gyms.loaded import core_on_disk
 from trainer.replay.episodes import judged, shaped
 from trainer.replay.evidence import Evidence
 from trainer.replay.steps import close
-from trainer.replay.tokens import rebuilt_rows
+from trainer.replay.tokens import due_mask, rebuilt_rows
 from trainer.run_manifest import COMPLETED, step_record
 from trainer.tensors import compare_tensors
 
@@ -35,7 +35,7 @@ def token_faults(evidence: Evidence) -> Iterator[str]:
     """Token totals: sampled and trained, external and excluded, cut."""
     rebuilt = [made for _, made in rebuilt_rows(evidence) if made is not None]
     due = {
-        "sampled": sum(sum(made.mask) for made in rebuilt),
+        "sampled": sum(sum(due_mask(evidence, row, made)) for row, made in rebuilt_rows(evidence) if made is not None),
         "external": sum(made.mask.count(0) for made in rebuilt),
         "cut": sum(made.cut for made in rebuilt),
     }

@@ -97,13 +97,17 @@ def mask_faults(evidence: Evidence) -> Iterator[str]:
         if rebuilt is None or len(row.mask) != len(row.completion):
             yield f"rollout {row.rollout}: {len(row.mask)} mask bits for {len(row.completion)} ids, or no calls"
             continue
-        due = rebuilt.mask
-        if evidence.header.objective.mask_truncated and not _ended(row, evidence.header.end_ids):
-            due = [0] * len(due)
+        due = due_mask(evidence, row, rebuilt)
         if row.mask != due:
             offset = _first_difference(row.mask, due)
             what = "an id is trained that was not sampled" if sum(row.mask) > sum(due) else "a sampled id is untrained"
             yield f"rollout {row.rollout}, offset {offset}: {what}"
+
+
+def due_mask(evidence: Evidence, row: Row, rebuilt: Rebuilt) -> list[int]:
+    """Return the loss mask that a row has to have: nothing of it where rollouts that were cut off are left out."""
+    left_out = evidence.header.objective.mask_truncated and not _ended(row, evidence.header.end_ids)
+    return [0] * len(rebuilt.mask) if left_out else rebuilt.mask
 
 
 def sampled_faults(evidence: Evidence) -> Iterator[str]:

@@ -41,7 +41,7 @@ class TokenTotals(_Model):
     """Token ids over all rows of the trace."""
 
     sampled: int
-    """Trained: sampled by the assistant, mask 1. Rollouts that are left out because a budget ended them are not counted."""
+    """Trained: sampled by the assistant, mask 1; nothing of a rollout that is left out because a budget ended it."""
     external: int
     """Excluded: observations and the template's framing inside completions, mask 0. Prompts are not counted."""
     cut: int

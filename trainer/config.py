@@ -43,8 +43,9 @@ class Shaping(_Frozen):
 class Bands(_Frozen):
     """How far measured and recomputed may lie apart before a run is stopped.
 
-    The defaults are for single precision: thirty to a hundred times what clean runs come to, over loss types, reward
-    scales, KL terms, accumulation, group sizes and learning rates (``reports/sample/silent-bugs``).
+    The defaults are for single precision, each at least five times the largest of the clean trainings in
+    ``reports/sample/silent-bugs``, which go over loss types, reward scales, KL terms, accumulation, group sizes and
+    learning rates. What is left between trainer and oracle there is the order of sums.
     """
 
     cosine: float = 1e-6
@@ -65,7 +66,8 @@ class Bands(_Frozen):
 
 BF16_BANDS = Bands(cosine=5e-3, norm_ratio=0.25, logprob_noise=1e-2, logprob_gap=0.5, logprob_kl=1e-3)
 """In bf16 a forward pass with padding and one without differ in the third digit, and where a token is all but certain,
-the gradient of its log-probability, which goes with 1 - p, in the first. Small bugs are below that."""
+the gradient of its log-probability, which goes with 1 - p, in the first. Each is at least twice the largest of clean
+trainings; small bugs are below that."""
 
 
 def bands_of(precision: str) -> Bands:

@@ -19,6 +19,8 @@ SHOWN, SILENT, USUAL_SHOWN, INK, FAINT = "#1f5fa8", "#eef2f6", "#b4541a", "#1b1f
 LETTERS = dict(zip(USUAL, "tgbc", strict=True))
 ROW, COLUMN = 0.24, 0.62
 """Of a cell, inches."""
+LOWEST = 0.3
+"""Success at the foot of a curve."""
 
 
 def write(made: SilentBugs, folder: Path) -> None:
@@ -114,7 +116,7 @@ def heat_map(made: SilentBugs) -> bytes:
     """Return bugs by evidence as SVG: what is usual, what is ours, and each bug's curve at the side."""
     rows = seen(made)
     columns = [*USUAL, *RULES, REPLAY]
-    names, side = 2.6, 2.4
+    names, side = 2.6, 2.9
     width, height = names + COLUMN * len(columns) + 0.3 + side, ROW * len(rows) + 1.6
     # Text stays text, and the same result is the same bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gymqual", "font.size": 8}):
@@ -128,7 +130,7 @@ def heat_map(made: SilentBugs) -> bytes:
             axes.text(names - 0.1, top + ROW / 2, row.fault.name, ha="right", va="center", color=INK)
             for place, column in enumerate(columns):
                 _cell(axes, row, column, names + _shift(place) + place * COLUMN, top)
-            _curve(axes, row, names + COLUMN * len(columns) + 0.45, top, side - 1.0)
+            _curve(axes, row, names + COLUMN * len(columns) + 0.45, top, side - 1.2)
         written = BytesIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Title": "Silent trainer bugs by evidence"})
     return written.getvalue()
@@ -145,8 +147,8 @@ def _column_names(axes: Axes, columns: list[str], names: float) -> None:
     for text, left in (("usual evidence", names), ("ours, and the step", names + len(USUAL) * COLUMN + 0.15)):
         axes.text(left, 0.2, text, fontweight="bold", color=INK)
     side = names + COLUMN * len(columns) + 0.45
-    axes.text(side, 0.2, "training success,", fontweight="bold", color=INK)
-    axes.text(side, 0.38, "grey: healthy; held-out at 40", color=INK)
+    axes.text(side, 0.2, "training success, 40 steps", fontweight="bold", color=INK)
+    axes.text(side, 0.38, "grey: healthy; then held-out success", color=INK)
 
 
 def _cell(axes: Axes, row: Seen, column: str, left: float, top: float) -> None:
@@ -164,7 +166,7 @@ def _curve(axes: Axes, row: Seen, left: float, top: float, width: float) -> None
     for training, colour in ((row.healthy_training, FAINT), (row.training, SHOWN)):
         smooth = _smooth(training)
         across = [left + width * number / max(1, len(smooth) - 1) for number in range(len(smooth))]
-        down = [top + ROW - 0.03 - (ROW - 0.06) * value for value in smooth]
+        down = [top + ROW - 0.03 - (ROW - 0.06) * (max(value, LOWEST) - LOWEST) / (1 - LOWEST) for value in smooth]
         axes.plot(across, down, color=colour, lw=0.9)
     if row.success is not None:
         said = f"{row.success:.2f}" + ("" if row.healthy is None else f" ({row.healthy:.2f})")

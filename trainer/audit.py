@@ -23,7 +23,7 @@ and before the next one on a change of the weights that is not the optimizer's, 
 Why these and not "all tensors changed": reports/sample/silent-bugs shows which evidence catches which bug.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from trainer.objective import TrainedRow
 from trainer.optimizer_oracle import OptimizerOracle
 from trainer.settings import objective_of
 from trainer.tensors import tensors_digest
-from trainer.trace import Episode, Header, Oracle, Pass, Row, Step, TraceWriter, finite
+from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 
 OracleAt = Callable[[int], bool]
 
@@ -56,6 +56,7 @@ def attach(
     rewards: Callable[[Episode], dict[str, float | None]] | None = None,
     tasks: Sequence[str] | None = None,
     stops: bool = True,
+    goes_on: bool = False,
 ) -> "Audit":
     """Record and audit a trainer from now on; raises AuditError for what cannot be audited.
 
@@ -63,12 +64,13 @@ def attach(
     1, 2 and the last by default. ``episodes`` returns what an environment recorded of its rollout, if it does, and
     ``rewards`` what an episode must be paid, by column; ``tasks`` is the order in which episodes' tasks are due.
     Without ``stops`` nothing is raised in training: what does not hold is kept in ``findings``, to study a trainer
-    that is known to be broken.
+    that is known to be broken. With ``goes_on`` the trace is one of an earlier part of the run: call ``restore`` next.
     """
     last = trainer.args.max_steps
     chosen = oracle_at or (lambda step: step in (1, 2, last))
     allowed = bands or bands_of("bf16" if trainer.args.bf16 else "fp32")
-    return Audit(trainer, TraceWriter(Path(trace)), allowed, chosen, episodes, rewards, tasks, Findings(stops))
+    writer = TraceWriter(Path(trace), goes_on=goes_on)
+    return Audit(trainer, writer, allowed, chosen, episodes, rewards, tasks, Findings(stops))
 
 
 class Audit(TrainerCallback):
@@ -105,13 +107,13 @@ class Audit(TrainerCallback):
         self._step: dict[str, Any] = {}
         self._policy_before = ""
         self._raw: dict[str, torch.Tensor] = {}
-        writer.write(
-            Header(
-                writer=f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
-                objective=self.objective,
-                end_ids=sorted(trainer.eos_token_ids),
-            )
+        header = Header(
+            writer=f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+            objective=self.objective,
+            end_ids=sorted(trainer.eos_token_ids),
         )
+        if not writer.length:
+            writer.write(header)
         hooks = {
             "_generate_and_score_completions": self.on_generate_and_score_completions,
             "_get_per_token_logps_and_entropies": self.on_logprobs,
@@ -122,6 +124,41 @@ class Audit(TrainerCallback):
         for name, hook in (*hooks.items(), *self.generation.hooks.items()):
             setattr(trainer, name, hook)
         trainer.add_callback(self)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a continuation needs and the trace does not tell; for ``torch.save``."""
+        return {"generation": self.generation.state(), "optimizer": self._optimizer.state()}
+
+    @property
+    def trace_bytes(self) -> int:
+        """Length of the trace as it is on disk."""
+        return self._writer.length
+
+    def restore(self, trace: Iterable[Record], state: Mapping[str, Any]) -> None:
+        """Go on behind an earlier part of the run, from its trace and what ``state`` returned at its end."""
+        found: dict[str, list[Any]] = {"row": [], "call": [], "pass": [], "step": [], "episode": []}
+        for record in trace:
+            if record.kind != "header":
+                found[record.kind].append(record)
+        for row in found["row"]:
+            self._note(row, "", [None] * len(row.completion))
+        for call in found["call"]:
+            row = self.rollouts[call.rollout]
+            drawn = self._sampled_by[call.rollout][1]
+            start = len(call.context) - len(row.prompt)
+            kept = min(len(call.sampled), len(row.completion) - start)
+            drawn[start : start + kept] = call.logprobs[:kept]
+            self._sampled_by[call.rollout] = (call.policy, drawn)
+        last = max((row.generation for row in found["row"]), default=0)
+        self._pending = [row for row in found["row"] if row.generation == last]
+        self._uses = {row.rollout: 0 for row in self._pending}
+        for made in found["pass"]:
+            if made.rollout in self._uses:
+                self._uses[made.rollout] += 1
+        self.steps = list(found["step"])
+        self._policy_before = self.steps[-1].policy_after
+        self._optimizer.restore(state["optimizer"])
+        self.generation.restore(state["generation"], found["episode"], found["row"])
 
     def policy_digest(self) -> str:
         """Return the sha256 over the trainable tensors as they are now."""
@@ -145,13 +182,16 @@ class Audit(TrainerCallback):
         calls, episodes, made, drawn = self.generation.records(output, inputs, len(self._sampled_by), policy)
         self._writer.write(*calls, *episodes, *made)
         for row in made:
-            self._sampled_by[row.rollout] = (policy, drawn[row.rollout])
-            self.rollouts[row.rollout] = row
-            self.tokens["sampled"] += sum(row.mask)
-            self.tokens["external"] += sum(s.end - s.start for s in row.spans if s.source == "external")
-            self.tokens["cut"] += row.cut
+            self._note(row, policy, drawn[row.rollout])
         self._pending, self._uses = made, {row.rollout: 0 for row in made}
         return output
+
+    def _note(self, row: Row, policy: str, drawn: list[float | None]) -> None:
+        self._sampled_by[row.rollout] = (policy, drawn)
+        self.rollouts[row.rollout] = row
+        self.tokens["sampled"] += sum(row.mask)
+        self.tokens["external"] += sum(s.end - s.start for s in row.spans if s.source == "external")
+        self.tokens["cut"] += row.cut
 
     def _check_all_used(self, steps: int | None = None) -> None:
         """Raise if a row of the last generation batch was left out of training, or trained too often.

@@ -113,6 +113,8 @@ class TrainingConfig(_Frozen):
     """Of a rollout: sampled tokens and observations together."""
     max_tool_rounds: int = Field(default=3, ge=1)
     """Turns with tool calls that are answered."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Optimizer steps from one checkpoint to the next; 0: none is made."""
     deadline_s: float = Field(default=30.0, gt=0)
     """Of one gym call, seconds."""
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -45,6 +46,15 @@ class Siblings:
             detail = f"{self.repeated} rollouts repeat a sibling, independent draws give {self.expected:.1f}"
             raise AuditError("siblings", f"{detail} (odds of e^{self.evidence:.0f} against chance)")
 
+    def state(self) -> dict[str, Any]:
+        """Return what the bet has come to, for ``restore``."""
+        return {"logs": list(self._logs), "repeated": self.repeated, "expected": self.expected}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what an earlier part of the run has come to."""
+        self._logs = list(state["logs"])
+        self.repeated, self.expected = state["repeated"], state["expected"]
+
     @property
     def evidence(self) -> float:
         """Logarithm of what the bet has come to."""
@@ -57,6 +67,14 @@ class RandomStates:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+
+    def state(self) -> list[str]:
+        """Return the digests of all states, for ``restore``."""
+        return sorted(self._seen)
+
+    def restore(self, seen: Sequence[str]) -> None:
+        """Go on from the states of an earlier part of the run."""
+        self._seen = set(seen)
 
     def add(self, device: torch.device) -> None:
         """Note the present state of the generator that a device samples from; raises AuditError."""

@@ -1,6 +1,6 @@
 """One generation batch: what was sampled, shown and paid, and every row rebuilt from that alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -107,6 +107,24 @@ class GenerationAudit:
             for row in values.tolist()
         ]
         return values
+
+    def state(self) -> dict[str, Any]:
+        """Return what no trace tells of the batches so far, for ``restore``."""
+        return {"siblings": self._siblings.state(), "random_states": self._random_states.state()}
+
+    def restore(self, state: Mapping[str, Any], episodes: Sequence[Episode], rows_so_far: Sequence[Row]) -> None:
+        """Go on behind the batches of an earlier part of the run."""
+        self._siblings.restore(state["siblings"])
+        self._random_states.restore(state["random_states"])
+        self._generations = 1 + max((row.generation for row in rows_so_far), default=-1)
+        self._pool.skip(len(rows_so_far) // self.objective.group_size)
+        for episode in episodes:
+            self._count(episode)
+
+    def _count(self, episode: Episode) -> None:
+        self.consumed[episode.task_id] = self.consumed.get(episode.task_id, 0) + 1
+        self.episodes += 1
+        self.observations += len(episode.calls)
 
     def require_inputs(self, inputs: Sequence[Any]) -> None:
         """Hold the rows that a batch begins with to the ones that are due."""
@@ -293,9 +311,7 @@ class GenerationAudit:
                     detail = f"paid {row.rewards}, its episode is worth {self._rewards_of(episode)}"
                     raise AuditError("reward", detail, rollout=row.rollout)
             told.append(episode)
-            self.consumed[episode.task_id] = self.consumed.get(episode.task_id, 0) + 1
-            self.episodes += 1
-            self.observations += len(episode.calls)
+            self._count(episode)
         return told
 
 

@@ -19,6 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
+from trainer import checkpoints
 from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
@@ -44,6 +45,9 @@ class GymTrainer(GRPOTrainer):
     ) -> None:
         """Prepare a run; TRL's own files go to ``folder``. Training tensors are made from ``config.seed``."""
         self.verdicts: list[Verdict] = []
+        self.seal: Callable[[Path], object] = lambda checkpoint: None
+        """Completes a checkpoint once the trainer has written its part of it."""
+        self._run_folder = folder.parent
         self._shaping = config.shaping
         columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
         super().__init__(
@@ -98,6 +102,28 @@ class GymTrainer(GRPOTrainer):
     def _strict(self, environments: list[GymEnvironment], **columns: Any) -> list[float | None]:
         # A rollout without reward has none in any column: TRL would take 0 times a number for its reward.
         return [None if verdict.reward is None else float(verdict.strict) for verdict in self.verdicts]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save everything that the next step depends on, whole or not at all."""
+        step = self.state.global_step
+
+        def write(partial: Path) -> Path:
+            self.args.output_dir, kept = str(partial), self.args.output_dir
+            try:
+                super(GymTrainer, self)._save_checkpoint(model, trial)
+            finally:
+                self.args.output_dir = kept
+            made = partial / f"checkpoint-{step}"
+            checkpoints.save_buffer(self, made)
+            return made
+
+        checkpoints.save(self._run_folder, step, write, self.seal)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with the random numbers, and the rollouts, that the checkpoint was made amid."""
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None:
+            checkpoints.load_buffer(self, Path(checkpoint))
 
     def close_environments(self) -> None:
         """Release every session that a slot still holds. Idempotent."""
@@ -186,7 +212,8 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
         seed=config.seed,
         logging_steps=1,
         report_to="none",
-        save_strategy="no",
+        save_strategy="steps" if config.checkpoint_every else "no",
+        save_steps=max(1, config.checkpoint_every),
         disable_tqdm=True,
     )
 

@@ -9,8 +9,14 @@ finished until then is on disk, the manifest says why the run stopped, and the e
 """
 
 import argparse
+import hashlib
+import platform
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +31,9 @@ from gyms.base import GymIdentity, InfrastructureError
 from gyms.german_orders import GermanOrders
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
+from harness.manifest import MANIFEST
 from harness.stacks import find_stack
-from trainer import run_manifest
+from trainer import checkpoints, run_manifest
 from trainer.audit import Audit, attach
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
@@ -35,10 +42,13 @@ from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
+from trainer.trace import read_trace
 
 PROBE = "probe.json"
 """Log-probabilities of one rollout by the trained policy, for whoever loads the adapter."""
 TIMINGS = "timings.json"
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "numpy")
+"""Whose versions a continuation must share."""
 
 
 def prepare_policy(config: TrainingConfig) -> Policy:
@@ -55,17 +65,35 @@ def prepare_policy(config: TrainingConfig) -> Policy:
     return policy
 
 
-def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Console) -> TrainingRun:
+def train(
+    config: TrainingConfig,
+    folder: Path,
+    gym_url: str | None,
+    console: Console,
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+) -> TrainingRun:
     """Run a training into ``folder``, which holds no other run; return its manifest, of a stopped run too.
 
-    Raises HarnessError for what is wrong before training begins, InfrastructureError for a gym that is not there.
+    ``resume`` goes on in a folder that holds one, from its newest checkpoint; ``stop_after`` ends the run with a
+    checkpoint after so many steps. Raises HarnessError for what is wrong before training begins, InfrastructureError
+    for a gym that is not there.
     """
-    _require_fresh(folder)
+    going_on = checkpoints.newest(folder) if resume else None
+    if going_on is None:
+        _require_fresh(folder)
     tasks = GermanOrders()
     policy = prepare_policy(config)
     with opened_gym(config.gym, gym_url, tasks, config.deadline_s) as gym:
         identity = gym.identity()
-        write_config(config, folder / CONFIG)
+        here = _surroundings(config, policy, identity)
+        if going_on is not None:
+            checkpoints.require_same(going_on[1], here)
+            checkpoints.cut_trace(folder / TRACE, going_on[1])
+            (folder / MANIFEST).unlink(missing_ok=True)
+        else:
+            write_config(config, folder / CONFIG)
         set_seed(config.seed)
         trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
@@ -77,16 +105,26 @@ def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Co
             episodes=episode_of,
             rewards=rewards_of(config.shaping),
             tasks=config.tasks,
+            goes_on=resume,
         )
         model: Any = trainer.model
-        model.save_pretrained(folder / INITIAL_ADAPTER)
+        if going_on is None:
+            model.save_pretrained(folder / INITIAL_ADAPTER)
+        else:
+            held = torch.load(going_on[0] / checkpoints.AUDIT, weights_only=True)
+            audit.restore(read_trace(folder / TRACE), held)
+        trainer.seal = _seal(trainer, audit, here)
         started, cpu = time.monotonic(), time.process_time()
         with _progress(console) as progress:
             trainer.add_callback(_StepLines(audit, progress, config.steps))
-            outcome = _run(trainer)
+            if stop_after is not None:
+                trainer.add_callback(_StopAfter(stop_after))
+            outcome = _run(trainer, going_on[0] if going_on else None)
         seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
         audit.close()
         trainer.close_environments()
+    if outcome == COMPLETED and len(audit.steps) < config.steps:
+        outcome = f"stopped: as asked, after step {len(audit.steps)}"
     if outcome == COMPLETED:
         model.save_pretrained(folder / ADAPTER)
         write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
@@ -97,9 +135,30 @@ def train(config: TrainingConfig, folder: Path, gym_url: str | None, console: Co
     return run
 
 
-def _run(trainer: GymTrainer) -> str:
+def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity) -> checkpoints.Surroundings:
+    return checkpoints.Surroundings(
+        config=hashlib.sha256(readable_json(config.model_dump(mode="json"))).hexdigest(),
+        policy=policy.identity.weights,
+        core=loaded.core_on_disk(),
+        gym=identity.digest,
+        versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        threads=torch.get_num_threads(),
+        processes=1,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}",
+    )
+
+
+def _seal(trainer: GymTrainer, audit: Audit, here: checkpoints.Surroundings) -> Callable[[Path], None]:
+    def seal(checkpoint: Path) -> None:
+        torch.save(audit.state(), checkpoint / checkpoints.AUDIT)
+        checkpoints.mark(checkpoint, trainer.state.global_step, here, audit.trace_bytes)
+
+    return seal
+
+
+def _run(trainer: GymTrainer, checkpoint: Path | None) -> str:
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except AuditError as error:
         return f"stopped: {error}"
     except InfrastructureError as error:
@@ -178,6 +237,17 @@ def _require_fresh(folder: Path) -> None:
         raise HarnessError(f"--out {folder} holds {others[0]}; name a folder that holds no run")
 
 
+class _StopAfter(TrainerCallback):
+    """Ends a run early, and with a checkpoint; the schedule stays that of all its steps."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if state.global_step >= self._step:
+            control.should_save = control.should_training_stop = True
+
+
 class _StepLines(TrainerCallback):
     """A line and a tick of the bar for every optimizer step."""
 
@@ -217,17 +287,29 @@ training success is not a held-out score, and nothing here says how the policy w
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
     options = _parser().parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        # As Ctrl-C: what was finished is kept, and the gym's service is ended.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False, soft_wrap=True)
     try:
         config = _config(options)
         if options.threads < 1:
             raise HarnessError(f"--threads {options.threads} must be at least 1")
+        if options.stop_after is not None and options.stop_after < 1:
+            raise HarnessError(f"--stop-after {options.stop_after} must be at least 1")
         # Sums of floats depend on how they are split over threads.
         torch.set_num_threads(options.threads)
         if options.dry_run:
             _dry_run(config, options.gym_url, console)
             return 0
-        run = train(config, options.out or options.config.parent, options.gym_url, console)
+        run = train(
+            config,
+            options.out or options.config.parent,
+            options.gym_url,
+            console,
+            resume=options.resume,
+            stop_after=options.stop_after,
+        )
     except (HarnessError, InfrastructureError, AuditError, OSError) as error:
         print(f"gym_training: {error}", file=sys.stderr)
         return 2
@@ -282,6 +364,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
     parser.add_argument("--policy", help=f"instead of the one in CONFIG: {POLICY_HELP}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory; default: CONFIG's folder")
+    parser.add_argument("--resume", action="store_true", help="go on from the run directory's newest checkpoint")
+    parser.add_argument("--stop-after", type=int, metavar="STEP", help="end with a checkpoint after this step")
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="check inputs, policy and gym; no inference")
     return parser

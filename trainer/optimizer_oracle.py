@@ -4,6 +4,7 @@ Written from the definitions in torch's documentation of ``AdamW`` and ``clip_gr
 for what TRL trains with unless told otherwise; another optimizer is not audited, and the audit says so.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,6 +58,15 @@ class OptimizerOracle:
         held.step()
         for _ in range(step):
             self._rates.step()
+
+    def state(self) -> dict[str, Any]:
+        """Return moments and step counts, for ``restore``."""
+        return {"moments": {name: list(pair) for name, pair in self._moments.items()}, "steps": dict(self._steps)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the moments of an earlier part of the run: its own, not the optimizer's."""
+        self._moments = {name: (mean, square) for name, (mean, square) in state["moments"].items()}
+        self._steps = dict(state["steps"])
 
     def before(self, named: Tensors, raw: Tensors, optimizer: Any) -> None:
         """Hold clipping and learning rate of a step, from its raw gradient, float64; raises AuditError.

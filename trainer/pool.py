@@ -28,6 +28,11 @@ class Pool:
             if inputs[group * group_size] != self._dataset[index]:
                 raise AuditError("data", f"group {group} of the batch is not row {index} of the dataset, which is due")
 
+    def skip(self, groups: int) -> None:
+        """Go on behind the groups of an earlier part of the run."""
+        for _ in islice(self._order, groups):
+            pass
+
     def require_task(self, task: str, group: int, rollout: int) -> None:
         """Hold a rollout's task to the pool's order; raises AuditError."""
         if self._tasks is None:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from gyms.base import InfrastructureError, Observation, Verdict
 from gyms.blocking import BlockingGym, BlockingSession
 from harness.process import Owner
-from trainer import audit, grpo, opening, run_manifest
+from trainer import audit, checkpoints, grpo, opening, run_manifest
 from trainer.config import TrainingConfig
 from trainer.environment import GymEnvironment
 from trainer.grpo import GymTrainer
@@ -131,6 +131,11 @@ def sessions_are_left_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(opening, "Owner", Forgetful)
 
 
+def the_buffer_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """Rollouts that were still to be trained are drawn anew after a resume, as by TRL itself."""
+    patch.setattr(checkpoints, "load_buffer", lambda trainer, folder: None)
+
+
 def a_lost_rollout_is_worth_zero(patch: pytest.MonkeyPatch) -> None:
     """NeMo Gym #2552: an infrastructure failure enters the group as reward 0."""
 
@@ -165,5 +170,6 @@ DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         the_manifest_claims_more,
         sessions_are_left_open,
         a_lost_rollout_is_worth_zero,
+        the_buffer_is_lost,
     )
 }

@@ -16,7 +16,7 @@ from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet
 from gyms.local import LocalGym, LocalSession
 from harness.files import readable_json, sha256_file
 from harness.manifest import MANIFEST
-from trainer import gym_training
+from trainer import gym_training, run_manifest
 from trainer.config import CONFIG, TrainingConfig
 from trainer.policy import load_policy
 from trainer.prepare import training_config
@@ -45,18 +45,25 @@ class IdentifiedGym(LocalGym):
 
 def train_small(folder: Path, ends_after: int | None = None, **changed: Any) -> Path:
     """Train mini4 for two steps of two groups of four, one field of the configuration or another changed."""
+    made = training_config("mini4", load_policy("mini4").identity.weights, "nemo", 43, steps=2)
+    config = TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "groups_per_step": 2, **changed})
+    train_locally(config, folder, ends_after)
+    return folder
+
+
+def train_locally(
+    config: TrainingConfig, folder: Path, ends_after: int | None = None, **options: Any
+) -> run_manifest.TrainingRun:
+    """Train as the command does, on tasks that are played in this process; ``options`` are those of ``train``."""
 
     @contextmanager
     def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[IdentifiedGym]:
         yield IdentifiedGym(tasks, ends_after)
 
-    made = training_config("mini4", load_policy("mini4").identity.weights, "nemo", 43, steps=2)
-    config = TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "groups_per_step": 2, **changed})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gym_training, "opened_gym", opened)
         patch.setattr(gym_training, "find_stack", lambda gym: SimpleNamespace(deviation=None))
-        gym_training.train(config, folder, None, Console(quiet=True))
-    return folder
+        return gym_training.train(config, folder, None, Console(quiet=True), **options)
 
 
 @dataclass

@@ -33,6 +33,8 @@ FIRST_PASS = 1e-4
 """Nats, in fp32: the first step's forward pass with and without padding, at the very weights that are on disk."""
 LATER_PASS = 1e-3
 """Nats, in fp32: the same after steps that were done again, whose roundings Adam magnifies where gradients vanish."""
+LATER_NORM = 2e-3
+"""Of 1: gradient norms at weights that were done again, which differ by rounding."""
 UPDATE_BAND = 1e-3
 """Of 1: cosine and norm ratio of the adapter's whole update, done again, to the saved one."""
 
@@ -217,7 +219,7 @@ def _is_rounding(evidence: Evidence, model: Any, step: Step, named: Parameters) 
 def _gradient_differences(evidence: Evidence, step: Step, named: Parameters) -> Iterator[str]:
     gradients = {name: p.grad for name, p in named.items() if p.grad is not None and p.grad.any()}
     norm = _norm(named)
-    band = evidence.config.bands.norm_ratio
+    band = evidence.config.bands.norm_ratio if step.step == 1 else max(evidence.config.bands.norm_ratio, LATER_NORM)
     if (norm > 0) != (step.gradient_norm > 0) or abs(norm - step.gradient_norm) > band * step.gradient_norm:
         yield f"step {step.step}: gradient norm {step.gradient_norm:.6g}, done again {norm:.6g}"
     present = {name for name, has in step.gradients.items() if has}

@@ -1,0 +1,284 @@
+"""Exact resume: a run that is stopped and goes on leaves the very bytes of one that was never stopped.
+
+The trace holds prompts, sampled ids, log-probabilities, rewards, gradients' norms and the digest of the weights at each
+step, so that two equal traces are two equal runs; adapter and optimizer are compared as well.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from gyms.launch import SECRET_VARIABLE
+from harness.checks import check, explain
+from harness.errors import HarnessError
+from harness.evidence import Evidence
+from harness.files import ROOT, sha256_file
+from harness.run import Run
+from qualification.training.qualified import qualification_config, served
+from qualification.training.small_run import train_locally
+from trainer import checkpoints, replay_audit, run_manifest
+from trainer.config import CONFIG, TrainingConfig, write_config
+from trainer.divergence import first_difference
+from trainer.errors import AuditError
+from trainer.grpo import GymTrainer
+from trainer.policy import load_policy
+from trainer.prepare import training_config
+from trainer.run_manifest import ADAPTER, COMPLETED, TRACE
+from trainer.tensors import ADAPTER as TENSORS
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+STEPS = 6
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "at the first step": (1, {}),
+    "between the two steps of a batch": (3, {"num_iterations": 2}),
+    "with two passes a step": (2, {"gradient_accumulation": 2, "groups_per_step": 2}),
+    "between steps of a batch, KL term, shaping": (
+        5,
+        {"num_iterations": 3, "gradient_accumulation": 2, "beta": 0.04, "shaping": {"strict": 0.5, "lookup": 0.2}},
+    ),
+}
+"""Where a run is stopped, and what it is set to."""
+
+
+def config_of(**settings: Any) -> TrainingConfig:
+    made = training_config("mini4", load_policy("mini4").identity.weights, "nemo", 43, STEPS)
+    return TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "checkpoint_every": 1, **settings})
+
+
+def parted(one: Path, other: Path) -> list[str]:
+    """Return what two runs that should be one differ in."""
+    told = first_difference(one, other)
+    files = [
+        Path(TRACE),
+        Path(ADAPTER) / TENSORS,
+        checkpoints.folder_of(Path(), STEPS) / "optimizer.pt",
+        checkpoints.folder_of(Path(), STEPS) / "scheduler.pt",
+    ]
+    differing = [str(name) for name in files if sha256_file(one / name) != sha256_file(other / name)]
+    return ([told] if told else []) + differing
+
+
+@pytest.mark.cpu_qualification
+@check("TRAIN-11", broken="the_buffer_is_lost")
+def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, evidence: Evidence) -> None:
+    """A run that is stopped and goes on MUST leave the trace, adapter and optimizer of one that was not, to the bit."""
+    seen: dict[str, object] = {}
+    for name, (stop, settings) in CASES.items():
+        config, whole, part = config_of(**settings), tmp_path / name / "whole", tmp_path / name / "part"
+        train_locally(config, whole)
+        train_locally(config, part, stop_after=stop)
+        try:
+            seen[name] = (train_locally(config, part, resume=True).outcome, parted(whole, part))
+        except (AuditError, HarnessError, OSError) as error:
+            seen[name] = str(error)
+    expected = dict.fromkeys(CASES, (COMPLETED, []))
+    evidence.measure(seen=seen)
+    assert seen == expected, explain(
+        subject="(outcome, differences) of a continued run by where it was stopped",
+        expected=expected,
+        got=seen,
+        cause="something that the next step depends on is not in the checkpoint",
+    )
+
+
+KILLS: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("nemo", signal.SIGKILL, 2, {"num_iterations": 2}),
+    ("openenv", signal.SIGTERM, 3, {"gradient_accumulation": 2}),
+]
+
+
+@pytest.mark.cpu_qualification
+@pytest.mark.parametrize(
+    ("gym", "number", "step", "settings"), [pytest.param(*kill, marks=pytest.mark.gym(kill[0])) for kill in KILLS]
+)
+def test_a_killed_process_is_continued_by_another(
+    gym: str, number: int, step: int, settings: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training process that is killed MUST be continued by another to the uninterrupted run's bytes, and audited."""
+    name = f"resume-{gym}-{signal.Signals(number).name}"
+    folders = [run.folder / "training" / run.mine(f"{name}-{part}") for part in ("whole", "part")]
+    config = qualification_config(gym, "mini4", steps=STEPS, checkpoint_every=1, **settings)
+    with served(gym, run, name) as service:
+        monkeypatch.setenv(SECRET_VARIABLE, service.secret)
+        for folder in folders:
+            folder.mkdir(parents=True)
+            write_config(config, folder / CONFIG)
+        command = [sys.executable, "-m", "trainer.gym_training", "--gym-url", service.server.url]
+        codes = [_ended(command, folders[0]), _killed(command, folders[1], number, step)]
+        codes.append(_ended([*command, "--resume"], folders[1]))
+    broken = replay_audit.audit(folders[1]).broken
+    seen = (codes[0], codes[2], parted(*folders), broken)
+    assert seen == (0, 0, [], False), explain(
+        subject=f"exit codes whole and continued, differences, and whether the replay is broken (killed: {codes[1]})",
+        expected=(0, 0, [], False),
+        got=seen,
+        cause="a checkpoint is half-written, or what was recorded after it is kept",
+    )
+
+
+def _ended(command: list[str], folder: Path) -> int:
+    return subprocess.run([*command, str(folder / CONFIG)], cwd=ROOT, capture_output=True, timeout=300).returncode
+
+
+def _killed(command: list[str], folder: Path, number: int, step: int) -> int:
+    """Start a training and kill it once it has the checkpoint of a step; return how it ended."""
+    with subprocess.Popen([*command, str(folder / CONFIG)], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 240
+        while not checkpoints.folder_of(folder, step).is_dir():
+            assert process.poll() is None, f"the training ended by itself with {process.returncode}"
+            assert time.monotonic() < until, f"no checkpoint of step {step} within 240 s"
+            time.sleep(0.02)
+        process.send_signal(number)
+        return process.wait(60)
+
+
+# ---- controls: what breaks exactness is seen, and refused where it can be known before --------------------------
+
+
+class _ForeignDraw(TrainerCallback):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if state.global_step:
+            self._drawn = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        if not getattr(self, "_drawn", True):
+            self._drawn = True
+            torch.rand(1)
+
+
+def _restart_the_sampler(patch: pytest.MonkeyPatch) -> None:
+    init = GymTrainer.__init__
+
+    def restarted(self: GymTrainer, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        self.args.ignore_data_skip = True
+
+    patch.setattr(GymTrainer, "__init__", restarted)
+
+
+def _lose_the_buffer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoints, "load_buffer", lambda trainer, folder: None)
+
+
+def _draw_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    init = GymTrainer.__init__
+
+    def drawing(self: GymTrainer, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        self.add_callback(_ForeignDraw())
+
+    patch.setattr(GymTrainer, "__init__", drawing)
+
+
+def _forget_the_optimizer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GymTrainer, "_load_optimizer_and_scheduler", lambda self, checkpoint: None)
+
+
+CONTROLS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "the sampler is restarted": (_restart_the_sampler, "stopped: data: "),
+    "the buffer is lost": (_lose_the_buffer, "stopped: rows: trained 1 times, 2 are due"),
+    "the optimizer is forgotten": (_forget_the_optimizer, "stopped: "),
+    "a foreign draw": (_draw_elsewhere, "step 4: call, rollout 1"),
+}
+
+
+@pytest.mark.self_test
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_continuation_that_is_not_exact_is_told(
+    control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A continuation that differs MUST be stopped by the audit, or told by its first step, rollout, turn and token."""
+    spoil, due = CONTROLS[control]
+    config = config_of(num_iterations=2 if "buffer" in control else 1)
+    train_locally(config, tmp_path / "whole")
+    train_locally(config, tmp_path / "part", stop_after=3)
+    with monkeypatch.context() as patch:
+        spoil(patch)
+        outcome = train_locally(config, tmp_path / "part", resume=True).outcome
+    told = outcome if outcome != COMPLETED else str(first_difference(tmp_path / "whole", tmp_path / "part"))
+    assert due in told, explain(
+        subject=f"what is said of a continuation where {control}",
+        expected=due,
+        got=told,
+        cause="the two halves are only asked to have ended",
+    )
+
+
+def _other_threads(run: Path, config: TrainingConfig) -> TrainingConfig:
+    torch.set_num_threads(2)
+    return config
+
+
+def _other_config(run: Path, config: TrainingConfig) -> TrainingConfig:
+    return config.model_copy(update={"learning_rate": 1e-4})
+
+
+def _fewer_steps(run: Path, config: TrainingConfig) -> TrainingConfig:
+    return config.model_copy(update={"steps": STEPS - 1})
+
+
+def _changed_file(run: Path, config: TrainingConfig) -> TrainingConfig:
+    path = checkpoints.folder_of(run, 2) / "optimizer.pt"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    return config
+
+
+def _unmarked(run: Path, config: TrainingConfig) -> TrainingConfig:
+    (checkpoints.folder_of(run, 2) / checkpoints.MARK).unlink()
+    return config
+
+
+def _short_trace(run: Path, config: TrainingConfig) -> TrainingConfig:
+    (run / TRACE).write_bytes((run / TRACE).read_bytes()[:100])
+    return config
+
+
+def _no_checkpoint(run: Path, config: TrainingConfig) -> TrainingConfig:
+    for step in (1, 2):
+        checkpoints.folder_of(run, step).rename(run / f"elsewhere-{step}")
+    return config
+
+
+REFUSED: dict[str, tuple[Callable[[Path, TrainingConfig], TrainingConfig], str]] = {
+    "another number of threads": (_other_threads, "threads was 1, is 2"),
+    "another learning rate": (_other_config, "config was "),
+    "a smaller number of steps": (_fewer_steps, "config was "),
+    "a changed file": (_changed_file, "optimizer.pt is not what was saved"),
+    "an unfinished checkpoint": (_unmarked, "checkpoint.json cannot be read"),
+    "a trace that ends before": (_short_trace, "has 100 bytes, step 2 was reached after"),
+    "no checkpoint": (_no_checkpoint, "has no checkpoint to go on from"),
+}
+
+
+@pytest.mark.self_test
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_continued_exactly_is_refused(case: str, tmp_path: Path) -> None:
+    """A checkpoint that cannot be gone on from exactly MUST be refused with the reason, and nothing be overwritten."""
+    spoil, due = REFUSED[case]
+    config = config_of()
+    train_locally(config, tmp_path / "run", stop_after=2)
+    changed = spoil(tmp_path / "run", config)
+    before = run_manifest.list_files(tmp_path / "run")
+    said = "it went on"
+    try:
+        train_locally(changed, tmp_path / "run", resume=True)
+    except HarnessError as error:
+        said = str(error)
+    finally:
+        torch.set_num_threads(1)
+    kept = run_manifest.list_files(tmp_path / "run") == before
+    assert (due in said, kept) == (True, True), explain(
+        subject=f"a continuation with {case}; whether its files were left as they were",
+        expected=(due, True),
+        got=(said, kept),
+        cause="a continuation begins before it is known to be one",
+    )

@@ -1,0 +1,146 @@
+"""Checkpoints that a run goes on from bit for bit, and the refusal of every other.
+
+A checkpoint is a folder ``checkpoints/step-00004`` of a run: what transformers saves (adapter, optimizer, schedule,
+random states, progress), TRL's buffer of rollouts that are still to be trained, the audit's state, and a mark that
+names everything the continuation depends on. It is made elsewhere and moved into its place whole. Sources of the
+rules: transformers restores neither TRL's ``_step`` nor its buffer, so that a stock resume draws a batch anew; sums of
+floats depend on threads and versions; a schedule depends on the configured number of steps.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import HarnessError
+from harness.files import readable_json, sha256_file, write_atomically
+from harness.manifest import Sha256
+
+FOLDER = "checkpoints"
+MARK = "checkpoint.json"
+BUFFER = "buffer.pt"
+AUDIT = "audit.pt"
+_PARTIAL = ".partial"
+
+
+class Surroundings(BaseModel):
+    """What a continuation depends on beside the checkpoint itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: Sha256
+    """sha256 of training.json."""
+    policy: Sha256
+    core: Sha256
+    gym: Sha256
+    """Digest of the gym's identity."""
+    versions: dict[str, str]
+    threads: int
+    """Of torch."""
+    processes: int
+    device: str
+
+
+class Mark(BaseModel):
+    """What a checkpoint says of itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["gymqual.checkpoint/1"] = "gymqual.checkpoint/1"
+    step: int
+    surroundings: Surroundings
+    trace_bytes: int
+    """Length of the run's trace when the checkpoint was made; what stands behind is done again."""
+    files: dict[str, Sha256]
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """Return where a run's checkpoint of a step is."""
+    return run / FOLDER / f"step-{step:05d}"
+
+
+def save(run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Path], object]) -> None:
+    """Make a checkpoint: ``write`` fills a folder below the one it is given and returns it, ``seal`` marks it."""
+    partial = run / FOLDER / _PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    made = write(partial)
+    seal(made)
+    final = folder_of(run, step)
+    # A run that goes on from an earlier step makes it anew.
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(made, final)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def mark(folder: Path, step: int, surroundings: Surroundings, trace_bytes: int) -> None:
+    """Write the mark of a checkpoint, last."""
+    found = Mark(step=step, surroundings=surroundings, trace_bytes=trace_bytes, files=_digests(folder))
+    write_atomically(folder / MARK, readable_json(found.model_dump(mode="json")))
+
+
+def _digests(folder: Path) -> dict[str, Sha256]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARK)
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in paths}
+
+
+def newest(run: Path) -> tuple[Path, Mark]:
+    """Return a run's newest whole checkpoint, by step; raises HarnessError if there is none, or it was changed."""
+    found = sorted(
+        (path for path in (run / FOLDER).glob("step-*") if path.is_dir()), key=lambda path: int(path.name[5:])
+    )
+    if not found:
+        raise HarnessError(
+            f"{run} has no checkpoint to go on from; it was made without checkpoint_every, or stopped early"
+        )
+    folder = found[-1]
+    try:
+        made = Mark.model_validate_json((folder / MARK).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise HarnessError(f"{folder / MARK} cannot be read ({str(error).splitlines()[0]}); remove {folder}") from None
+    present = _digests(folder)
+    odd = sorted(name for name in made.files.keys() | present.keys() if made.files.get(name) != present.get(name))
+    if odd:
+        raise HarnessError(f"{folder}: {odd[0]} is not what was saved; remove the folder to go on from the one before")
+    return folder, made
+
+
+def require_same(made: Mark, now: Surroundings) -> None:
+    """Raise HarnessError naming everything that would let a continuation differ."""
+    differing = list(_differences(made.surroundings.model_dump(), now.model_dump()))
+    if differing:
+        raise HarnessError(f"the run cannot be continued exactly: {'; '.join(differing)}")
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for name, value in before.items():
+        other = now[name]
+        if isinstance(value, dict):
+            yield from _differences(value, {each: other.get(each, "none") for each in value})
+        elif value != other:
+            yield f"{name} was {str(value)[:16]}, is {str(other)[:16]}"
+
+
+def cut_trace(trace: Path, made: Mark) -> None:
+    """Cut what was recorded after a checkpoint off a trace; raises HarnessError if it ends before."""
+    length = trace.stat().st_size if trace.is_file() else 0
+    if length < made.trace_bytes:
+        raise HarnessError(f"{trace} has {length} bytes, step {made.step} was reached after {made.trace_bytes}")
+    with trace.open("rb+") as file:
+        file.truncate(made.trace_bytes)
+        os.fsync(file.fileno())
+
+
+def save_buffer(trainer: Any, folder: Path) -> None:
+    """Save what TRL holds of rollouts between steps, which transformers knows nothing of."""
+    torch.save({"step": trainer._step, "buffer": trainer._buffered_inputs}, folder / BUFFER)
+
+
+def load_buffer(trainer: Any, folder: Path) -> None:
+    """Give TRL back what it held."""
+    held = torch.load(folder / BUFFER, weights_only=True)
+    trainer._step, trainer._buffered_inputs = held["step"], held["buffer"]

@@ -88,11 +88,13 @@ def _digests(folder: Path) -> dict[str, Sha256]:
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in paths}
 
 
-def newest(run: Path) -> tuple[Path, Mark]:
-    """Return a run's newest whole checkpoint, by step; raises HarnessError if there is none, or it was changed."""
-    found = sorted(
-        (path for path in (run / FOLDER).glob("step-*") if path.is_dir()), key=lambda path: int(path.name[5:])
-    )
+def newest(run: Path, steps: int) -> tuple[Path, Mark]:
+    """Return a run's newest checkpoint before the last of its steps; raises HarnessError if there is none.
+
+    A run that was killed after its last step takes that step again.
+    """
+    folders = [path for path in (run / FOLDER).glob("step-*") if path.is_dir()]
+    found = sorted((path for path in folders if _step(path) < steps), key=_step)
     if not found:
         raise HarnessError(
             f"{run} has no checkpoint to go on from; it was made without checkpoint_every, or stopped early"
@@ -107,6 +109,11 @@ def newest(run: Path) -> tuple[Path, Mark]:
     if odd:
         raise HarnessError(f"{folder}: {odd[0]} is not what was saved; remove the folder to go on from the one before")
     return folder, made
+
+
+def _step(folder: Path) -> int:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
 
 
 def require_same(made: Mark, now: Surroundings) -> None:

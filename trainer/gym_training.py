@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def train(
     checkpoint after so many steps. Raises HarnessError for what is wrong before training begins, InfrastructureError
     for a gym that is not there.
     """
-    going_on = checkpoints.newest(folder) if resume else None
+    going_on = _checkpoint(config, folder) if resume else None
     if going_on is None:
         _require_fresh(folder)
     tasks = GermanOrders()
@@ -133,6 +134,12 @@ def train(
     run = _manifest(config, folder, outcome, policy, identity, audit, trainer, seconds["training_s"])
     run_manifest.write(run, folder)
     return run
+
+
+def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints.Mark]:
+    if (folder / MANIFEST).is_file() and run_manifest.read(folder).outcome == COMPLETED:
+        raise HarnessError(f"{folder} is complete, there is nothing to go on with; prepare a new run")
+    return checkpoints.newest(folder, config.steps)
 
 
 def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity) -> checkpoints.Surroundings:
@@ -287,9 +294,6 @@ training success is not a held-out score, and nothing here says how the policy w
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
     options = _parser().parse_args(arguments)
-    if threading.current_thread() is threading.main_thread():
-        # As Ctrl-C: what was finished is kept, and the gym's service is ended.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False, soft_wrap=True)
     try:
         config = _config(options)
@@ -302,14 +306,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dry_run:
             _dry_run(config, options.gym_url, console)
             return 0
-        run = train(
-            config,
-            options.out or options.config.parent,
-            options.gym_url,
-            console,
-            resume=options.resume,
-            stop_after=options.stop_after,
-        )
+        folder = options.out or options.config.parent
+        with _sigterm_interrupts():
+            run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
     except (HarnessError, InfrastructureError, AuditError, OSError) as error:
         print(f"gym_training: {error}", file=sys.stderr)
         return 2
@@ -327,6 +326,19 @@ def main(arguments: list[str] | None = None) -> int:
         f"({run.scores_are})"
     )
     return 0
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does: what was finished is kept, and the gym's service is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _config(options: argparse.Namespace) -> TrainingConfig:

@@ -1,6 +1,6 @@
 """Freeze a training run: a fresh task pool and the digests of everything that it depends on.
 
-python -m trainer.prepare RUN_DIR [--policy mini] [--gym nemo] [--seed 43]
+python -m trainer.prepare RUN_DIR [--policy mini] [--gym nemo] [--seed 43] [--checkpoint-every STEPS]
 """
 
 import argparse
@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gym", choices=GYMS, default="nemo")
     parser.add_argument("--seed", type=int, default=43)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: none (%(default)s)")
     options = parser.parse_args(arguments)
     path = options.folder / CONFIG
     try:
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = training_config(
             options.policy, policy.identity.weights, options.gym, options.seed, options.steps, pool
         )
+        config = TrainingConfig.model_validate({**config.model_dump(), "checkpoint_every": options.checkpoint_every})
         options.folder.mkdir(parents=True, exist_ok=True)
         write_config(config, path)
     except ValidationError as error:

@@ -21,6 +21,7 @@ from harness.checks import check, explain
 from harness.errors import HarnessError
 from harness.evidence import Evidence
 from harness.files import ROOT, sha256_file
+from harness.manifest import MANIFEST
 from harness.run import Run
 from qualification.training.qualified import qualification_config, served
 from qualification.training.small_run import train_locally
@@ -141,6 +142,23 @@ def _killed(command: list[str], folder: Path, number: int, step: int) -> int:
         return process.wait(60)
 
 
+@pytest.mark.self_test
+def test_a_run_that_was_killed_after_its_last_step_is_completed(tmp_path: Path) -> None:
+    """A run that has all its steps and no manifest MUST be completed to the bytes of one that was not killed."""
+    config = config_of()
+    for name in ("whole", "part"):
+        train_locally(config, tmp_path / name)
+    (tmp_path / "part" / MANIFEST).unlink()
+    outcome = train_locally(config, tmp_path / "part", resume=True).outcome
+    differing = parted(tmp_path / "whole", tmp_path / "part")
+    assert (outcome, differing) == (COMPLETED, []), explain(
+        subject="outcome and differences of a run whose last step was taken again",
+        expected=(COMPLETED, []),
+        got=(outcome, differing),
+        cause="a run goes on behind its last step",
+    )
+
+
 # ---- controls: what breaks exactness is seen, and refused where it can be known before --------------------------
 
 
@@ -242,6 +260,11 @@ def _short_trace(run: Path, config: TrainingConfig) -> TrainingConfig:
     return config
 
 
+def _completed(run: Path, config: TrainingConfig) -> TrainingConfig:
+    train_locally(config, run, resume=True)
+    return config
+
+
 def _no_checkpoint(run: Path, config: TrainingConfig) -> TrainingConfig:
     for step in (1, 2):
         checkpoints.folder_of(run, step).rename(run / f"elsewhere-{step}")
@@ -255,6 +278,7 @@ REFUSED: dict[str, tuple[Callable[[Path, TrainingConfig], TrainingConfig], str]]
     "a changed file": (_changed_file, "optimizer.pt is not what was saved"),
     "an unfinished checkpoint": (_unmarked, "checkpoint.json cannot be read"),
     "a trace that ends before": (_short_trace, "has 100 bytes, step 2 was reached after"),
+    "a run that is complete": (_completed, "is complete, there is nothing to go on with"),
     "no checkpoint": (_no_checkpoint, "has no checkpoint to go on from"),
 }
 

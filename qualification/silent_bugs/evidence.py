@@ -12,7 +12,7 @@ USUAL = ("tensors changed", "gradients", "base unchanged", "learning curve")
 """What is usually looked at, the last with forty steps of it."""
 RULES: dict[str, tuple[str, ...]] = {
     "tokens, masks": ("rows", "recorded", "lengths", "mask"),
-    "rollouts, tasks": ("messages", "episode", "group", "tasks", "data"),
+    "rollouts, tasks": ("messages", "episode", "observation", "group", "tasks", "data"),
     "rewards": ("reward", "finite", "advantage"),
     "gradient oracle": ("gradient",),
     "log-probabilities": ("log-probability gap", "sampling", "policy", "old log-probabilities", "reference"),

@@ -39,6 +39,7 @@ from trainer.errors import AuditError, Findings
 from trainer.generation import GenerationAudit
 from trainer.objective import TrainedRow
 from trainer.optimizer_oracle import OptimizerOracle
+from trainer.past import read_past
 from trainer.settings import objective_of
 from trainer.tensors import tensors_digest
 from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
@@ -136,29 +137,14 @@ class Audit(TrainerCallback):
 
     def restore(self, trace: Iterable[Record], state: Mapping[str, Any]) -> None:
         """Go on behind an earlier part of the run, from its trace and what ``state`` returned at its end."""
-        found: dict[str, list[Any]] = {"row": [], "call": [], "pass": [], "step": [], "episode": []}
-        for record in trace:
-            if record.kind != "header":
-                found[record.kind].append(record)
-        for row in found["row"]:
-            self._note(row, "", [None] * len(row.completion))
-        for call in found["call"]:
-            row = self.rollouts[call.rollout]
-            drawn = self._sampled_by[call.rollout][1]
-            start = len(call.context) - len(row.prompt)
-            kept = min(len(call.sampled), len(row.completion) - start)
-            drawn[start : start + kept] = call.logprobs[:kept]
-            self._sampled_by[call.rollout] = (call.policy, drawn)
-        last = max((row.generation for row in found["row"]), default=0)
-        self._pending = [row for row in found["row"] if row.generation == last]
-        self._uses = {row.rollout: 0 for row in self._pending}
-        for made in found["pass"]:
-            if made.rollout in self._uses:
-                self._uses[made.rollout] += 1
-        self.steps = list(found["step"])
-        self._policy_before = self.steps[-1].policy_after
+        past = read_past(trace)
+        for row in past.rows:
+            self._note(row, *past.sampled_by[row.rollout])
+        self._pending, self._uses = past.pending, past.uses
+        self.steps = past.steps
+        self._policy_before = past.steps[-1].policy_after
         self._optimizer.restore(state["optimizer"])
-        self.generation.restore(state["generation"], found["episode"], found["row"])
+        self.generation.restore(state["generation"], past.episodes, past.rows)
 
     def policy_digest(self) -> str:
         """Return the sha256 over the trainable tensors as they are now."""
@@ -380,7 +366,10 @@ class Audit(TrainerCallback):
             raise AuditError("gradient", f"{detail} again from what was recorded (rounding explains {allowed:.1g})")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Begin to follow the learning rate's schedule."""
+        """Begin to follow the learning rate's schedule; raises AuditError for a training whose beginning is unknown."""
+        if state.global_step != len(self.steps):
+            detail = f"training goes on at step {state.global_step + 1}, {len(self.steps)} steps before are known"
+            raise AuditError("configuration", f"not audited: {detail}; attach to a training from its first step")
         self.findings.step = state.global_step + 1
         self._optimizer.begin(state.global_step, state.max_steps)
 

@@ -11,6 +11,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from harness.checks import explain
 from trainer.audit import Audit, attach
+from trainer.errors import AuditError
 from trainer.policy import load_policy
 
 pytestmark = [pytest.mark.self_test, pytest.mark.filterwarnings("ignore")]
@@ -30,21 +31,29 @@ def length(completions: list[Any], **_: object) -> list[float | None]:
     return [float(len(str(completion)) % 7) for completion in completions]
 
 
-def audited(folder: Path, *, text: bool = False, accumulation: int = 1, tools: list[Any] | None = None) -> Audit:
-    """Train three steps of four rollouts a group with the oracle at each step."""
+def audited(
+    folder: Path,
+    *,
+    text: bool = False,
+    accumulation: int = 1,
+    tools: list[Any] | None = None,
+    checkpoint: Path | None = None,
+) -> Audit:
+    """Train three steps of four rollouts a group with the oracle at each step, or what is left after a checkpoint."""
     questions = [f"Wie viele {number}? " for number in range(12)]
     prompts: list[Any] = questions if text else [[{"role": "user", "content": each}] for each in questions]
     settings = GRPOConfig(
         output_dir=str(folder / "trl"), max_steps=3, per_device_train_batch_size=8, num_generations=4,
         max_completion_length=24, gradient_accumulation_steps=accumulation, learning_rate=1e-3, top_k=0, seed=43,
-        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="steps", save_steps=1,
+        disable_tqdm=True,
     )  # fmt: skip
     policy = load_policy("mini4")
     dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     made = GRPOTrainer(policy.model, length, settings, dataset, processing_class=policy.tokenizer, tools=tools)
     made.remove_callback(PrinterCallback)
     audit = attach(made, folder / "trace.jsonl", oracle_at=lambda _: True)
-    made.train()
+    made.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return audit
 
 
@@ -62,4 +71,20 @@ def test_the_audit_follows_a_trainer_made_elsewhere(settings: dict[str, Any], tm
         expected=[1.0, 1.0, 1.0],
         got=cosines,
         cause="the audit takes for granted how this project builds its trainers",
+    )
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Attached to a training whose beginning it does not know, the audit MUST refuse it before a step is taken."""
+    audited(tmp_path / "first")
+    said = "it was let through"
+    try:
+        audited(tmp_path / "second", checkpoint=tmp_path / "first" / "trl" / "checkpoint-1")
+    except AuditError as error:
+        said = str(error)
+    assert said.startswith("configuration: not audited: training goes on at step 2"), explain(
+        subject="attaching to a training that goes on at its second step",
+        expected="configuration: not audited: training goes on at step 2, ...",
+        got=said,
+        cause="moments, order of rows and random states are taken to begin there",
     )

@@ -41,6 +41,7 @@ from trainer.objective import TrainedRow
 from trainer.optimizer_oracle import OptimizerOracle
 from trainer.past import read_past
 from trainer.settings import objective_of
+from trainer.step_record import summed_up
 from trainer.tensors import tensors_digest
 from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 
@@ -391,33 +392,8 @@ class Audit(TrainerCallback):
         if not trained:
             # None of what was trained is known; that was said before.
             return
-        gap, kl, reference = (self._step.get(name) for name in ("gap", "kl", "reference_kl"))
-        weighted = objective.weighted([row.rewards for row in trained], self.objective.reward_weights)
-        given = [value for value in weighted if value is not None]
-        groups: dict[int, set[float | None]] = {}
-        for row, value in zip(trained, weighted, strict=True):
-            groups.setdefault(row.group, set()).add(value)
-        varied = sum(len(values) > 1 for values in groups.values())
-        all_cut = all(not any(row.mask) for row in trained)
         policy = self.policy_digest()
-        record = Step(
-            step=state.global_step,
-            rollouts=[row.rollout for row in trained],
-            strict=sum((row.rewards.get("strict") or 0.0) > 0 for row in trained) / len(trained),
-            reward=sum(given) / len(given) if given else None,
-            varied_groups=varied,
-            groups=len(groups),
-            nothing_to_learn="all truncated" if all_cut else "" if varied else "equal rewards",
-            gradient_norm=self._step["norm"],
-            gradients=self._step["gradients"],
-            learning_rate=self._step.get("learning_rate", 0.0),
-            policy_before=self._policy_before,
-            policy_after=policy,
-            logprob_gap_max=gap,
-            logprob_gap_kl=sum(kl) / len(kl) if kl else None,
-            reference_kl=sum(reference) / len(reference) if reference else None,
-            oracle=self._step.get("oracle"),
-        )
+        record = summed_up(state.global_step, trained, self._step, self.objective, (self._policy_before, policy))
         self._writer.write(record)
         self.steps.append(record)
         self._policy_before, self._passes, self._step = policy, [], {}

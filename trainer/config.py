@@ -89,7 +89,11 @@ class TrainingConfig(_Frozen):
     seed: int = Field(default=43, ge=0)
     """Of sampling, adapter initialisation and order."""
     tasks: tuple[str, ...] = Field(min_length=1)
-    """The frozen task pool, in the order of training. Each batch of rollouts takes the next ``groups_per_step``."""
+    """The frozen task pool, in the order of training. Each optimizer step takes the next ``groups_per_step``."""
+    repeat_pool: bool = False
+    """Begin the pool again when it is used up; else it must be large enough for all steps."""
+    shuffle: bool = False
+    """Take the pool in a permutation, another one each time it is gone through, by ``seed``."""
     steps: int = Field(default=8, ge=1)
     """Optimizer steps."""
     groups_per_step: int = Field(default=1, ge=1)
@@ -104,6 +108,8 @@ class TrainingConfig(_Frozen):
     """Weight of the KL term against the policy without its adapter."""
     gradient_accumulation: int = Field(default=1, ge=1)
     """Forward and backward passes that the rollouts of a step are split over."""
+    steps_per_generation: int | None = Field(default=None, ge=1)
+    """Forward passes that one batch of rollouts is split over; null: those of one optimizer step."""
     num_iterations: int = Field(default=1, ge=1)
     """Optimizer steps that are taken with the same rollouts."""
     mask_truncated: bool = False
@@ -127,17 +133,31 @@ class TrainingConfig(_Frozen):
 
     @model_validator(mode="after")
     def _pool_is_large_enough(self) -> "TrainingConfig":
-        needed = -(-self.steps // self.num_iterations) * self.groups_per_step
+        needed = -(-self.steps // (self.steps_per_batch * self.num_iterations)) * self.groups_per_batch
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError("tasks: a task stands in the pool twice")
-        if needed > len(self.tasks):
+        if self.groups_per_batch > len(self.tasks):
+            raise ValueError(f"tasks: a batch of rollouts needs {self.groups_per_batch}")
+        if needed > len(self.tasks) and not self.repeat_pool:
             raise ValueError(f"tasks: {self.steps} steps of {self.groups_per_step} groups need {needed} tasks")
+        if (self.steps_per_generation or self.gradient_accumulation) % self.gradient_accumulation:
+            raise ValueError("steps_per_generation: a batch of rollouts is no whole number of optimizer steps")
         rollouts = self.groups_per_step * self.group_size
         if rollouts % self.gradient_accumulation:
             raise ValueError(
                 f"gradient_accumulation: {rollouts} rollouts of a step are not {self.gradient_accumulation} equal parts"
             )
         return self
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps that go through a batch of rollouts once."""
+        return (self.steps_per_generation or self.gradient_accumulation) // self.gradient_accumulation
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups of a batch of rollouts."""
+        return self.groups_per_step * self.steps_per_batch
 
     def oracle_at(self, step: int) -> bool:
         """Whether the gradient of a step, counted from 1, is computed a second time."""

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
@@ -31,8 +32,23 @@ SHAPED = "shaped"
 """The reward columns; only the shaped one has weight."""
 
 
+class EpochSampler(RepeatSampler):
+    """TRL's sampler draws an epoch's permutation from where the last one left its generator: after a resume, the first.
+
+    This one seeds it by epoch.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Prepare the order of an epoch, counted from 0."""
+        if self.shuffle:
+            self.generator.manual_seed((self.seed or 0) + epoch)
+
+
 class GymTrainer(GRPOTrainer):
     """One training run through a gym."""
+
+    seeds_epochs = True
+    """The permutation of an epoch follows from seed and epoch alone."""
 
     def __init__(
         self,
@@ -102,6 +118,12 @@ class GymTrainer(GRPOTrainer):
     def _strict(self, environments: list[GymEnvironment], **columns: Any) -> list[float | None]:
         # A rollout without reward has none in any column: TRL would take 0 times a number for its reward.
         return [None if verdict.reward is None else float(verdict.strict) for verdict in self.verdicts]
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """Return TRL's sampler, with a permutation of each epoch that does not depend on those before it."""
+        sampler: Any = super()._get_train_sampler(dataset)
+        sampler.__class__ = EpochSampler
+        return sampler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save everything that the next step depends on, whole or not at all."""
@@ -187,6 +209,7 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
         max_steps=config.steps,
         per_device_train_batch_size=config.groups_per_step * config.group_size // config.gradient_accumulation,
         gradient_accumulation_steps=config.gradient_accumulation,
+        steps_per_generation=config.steps_per_generation,
         num_iterations=config.num_iterations,
         mask_truncated_completions=config.mask_truncated,
         num_generations=config.group_size,
@@ -204,8 +227,7 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
         top_p=1.0,
         max_completion_length=config.max_completion_tokens,
         max_tool_calling_iterations=config.max_tool_rounds,
-        # The pool is frozen in the order of training.
-        shuffle_dataset=False,
+        shuffle_dataset=config.shuffle,
         bf16=config.precision == "bf16",
         gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),

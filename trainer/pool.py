@@ -1,7 +1,7 @@
 """What a trainer has to train on next: rows of its dataset in the sampler's order, and tasks in the pool's."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ class Pool:
         """Take the dataset as it is now. ``tasks`` are due one a group, in order; None: nothing is said of them."""
         self._tasks = tasks
         self._dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
-        self._order = self._rows(trainer) if self._dataset is not None else iter(())
+        self._order = _rows(trainer) if self._dataset is not None else iter(())
+        self._task_order = _rows(trainer) if self._dataset is not None else count()
+        self._due: list[int] = []
+        """Rows of the dataset whose tasks are due, by group."""
 
     def require_next(self, inputs: Sequence[Any], group_size: int) -> None:
         """Hold the rows of a generation batch to the ones that are due; raises AuditError."""
@@ -37,16 +40,26 @@ class Pool:
         """Hold a rollout's task to the pool's order; raises AuditError."""
         if self._tasks is None:
             return
-        due = self._tasks[group] if group < len(self._tasks) else "none"
+        while len(self._due) <= group:
+            self._due.append(next(self._task_order))
+        row = self._due[group]
+        due = self._tasks[row] if row < len(self._tasks) else "none"
         if task != due:
             raise AuditError("tasks", f"played {task}, the pool has {due}", rollout=rollout)
 
-    @staticmethod
-    def _rows(trainer: Any) -> Iterator[int]:
-        """Yield rows in the order that TRL documents: whole batches of an epoch, a permutation of each if shuffled."""
-        count, batch = len(trainer.train_dataset), trainer.args.generation_batch_size // trainer.num_generations
-        generator = torch.Generator().manual_seed(trainer.args.seed)
-        shuffled = trainer.shuffle_dataset
-        while count >= batch:
-            order = torch.randperm(count, generator=generator).tolist() if shuffled else range(count)
-            yield from order[: count - count % batch]
+
+def _rows(trainer: Any) -> Iterator[int]:
+    """Yield rows in the order that TRL documents: whole batches of an epoch, a permutation of each if shuffled.
+
+    The permutations are one generator's, one after another, or each its own where a trainer seeds them by epoch.
+    """
+    total, batch = len(trainer.train_dataset), trainer.args.generation_batch_size // trainer.num_generations
+    seed, shuffled = trainer.args.seed, trainer.shuffle_dataset
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in count():
+        if total < batch:
+            return
+        if getattr(trainer, "seeds_epochs", False):
+            generator.manual_seed(seed + epoch)
+        order = torch.randperm(total, generator=generator).tolist() if shuffled else range(total)
+        yield from order[: total - total % batch]

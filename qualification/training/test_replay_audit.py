@@ -72,6 +72,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "odd group, hot": {"group_size": 3, "scale_rewards": "none", "loss_type": "bnpo", "temperature": 2.0},
     "two passes, two steps a batch": {"gradient_accumulation": 2, "num_iterations": 2, "steps": 4},
+    "a shuffled pool, gone through twice": {
+        "tasks": tuple(f"v1/train/43/{index}" for index in range(5)), "repeat_pool": True, "shuffle": True, "steps": 4,
+        "steps_per_generation": 2,
+    },
     "cut rollouts left out": {"max_completion_tokens": 67, "mask_truncated": True},
     "one round of tools": {"max_tool_rounds": 1, "loss_type": "dr_grpo"},
 }  # fmt: skip

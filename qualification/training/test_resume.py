@@ -38,6 +38,7 @@ from trainer.tensors import ADAPTER as TENSORS
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STEPS = 6
+POOL = tuple(f"v1/train/43/{index}" for index in range(16))
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "at the first step": (1, {}),
     "between the two steps of a batch": (3, {"num_iterations": 2}),
@@ -46,6 +47,9 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         5,
         {"num_iterations": 3, "gradient_accumulation": 2, "beta": 0.04, "shaping": {"strict": 0.5, "lookup": 0.2}},
     ),
+    "within a batch of two steps": (1, {"steps_per_generation": 4, "gradient_accumulation": 2}),
+    "at the end of an epoch": (3, {"tasks": POOL[:3], "repeat_pool": True, "shuffle": True}),
+    "in the second epoch": (5, {"tasks": POOL[:4], "repeat_pool": True, "shuffle": True, "groups_per_step": 1}),
 }
 """Where a run is stopped, and what it is set to."""
 

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+
+from trainer.config import TrainingConfig
 from trainer.replay.evidence import Evidence
 from trainer.trace import Call, Row, Span
 
@@ -173,13 +176,24 @@ def group_faults(evidence: Evidence) -> Iterator[str]:
 def task_faults(evidence: Evidence) -> Iterator[str]:
     """Tasks were consumed in the order of the frozen pool."""
     config = evidence.config
+    order = _task_order(config)
     for number, rows in evidence.groups().items():
         episode = evidence.episodes.get(rows[0].rollout)
-        due = config.tasks[number] if number < len(config.tasks) else None
+        due = next(order, None)
         if episode is not None and episode.task_id != due:
             yield f"group {number}: trained on {episode.task_id}, the pool has {due}"
-        if rows[0].generation != number // config.groups_per_step:
+        if rows[0].generation != number // config.groups_per_batch:
             yield f"group {number}: trained in generation {rows[0].generation}"
+
+
+def _task_order(config: TrainingConfig) -> Iterator[str]:
+    """Yield the pool's tasks as they are due: whole batches, again and again, each time in its own permutation."""
+    whole = len(config.tasks) - len(config.tasks) % config.groups_per_batch
+    for epoch in range(config.steps if config.repeat_pool else 1):
+        order = list(range(len(config.tasks)))
+        if config.shuffle:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(config.seed + epoch)).tolist()
+        yield from (config.tasks[index] for index in order[:whole])
 
 
 def _ended(row: Row, end_ids: Sequence[int]) -> bool:

@@ -11,7 +11,8 @@ from trainer.grpo import GymTrainer
 
 TWO_PASSES = {"gradient_accumulation": 2}
 KL = {"beta": 0.2}
-TWO_ITERATIONS = {"num_iterations": 2}
+TWO_ITERATIONS = {"num_iterations": 2, "groups_per_step": 2}
+"""Two groups: rewards then differ in the first batch, so that the policy has moved when the second is sampled."""
 
 
 @fault("AUDIT-05", "gradient", resembles="modelscope/ms-swift #10117")

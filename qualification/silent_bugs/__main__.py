@@ -190,7 +190,13 @@ def figures(made: SilentBugs) -> list[dict[str, Any]]:
         figure(f"bugs missed within {steps} steps", 100 * len(missed) / count, 5, "%", _of(missed, count)),
         figure(f"bugs missed within {steps} steps, bf16", 100 * len(half) / count, inf, "%", _of(half, count)),
         figure("clean trainings that were accused", len(alarms), 0, "runs", _of(alarms, len(made.clean))),
-        figure("bugs that the usual evidence does not show", 100 * well / count, inf, "%", f"{well} of {count}"),
+        figure(
+            "bugs that the usual evidence does not show",
+            100 * well / count,
+            inf,
+            "%",
+            f"{well} of {count}" + ("" if made.curves else ", learning curves not looked at"),
+        ),
     ]
 
 

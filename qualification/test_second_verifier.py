@@ -138,9 +138,13 @@ def batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def agree(episodes: Iterable[Played]) -> None:
-    found = list(itertools.islice(differences(episodes), 3))
-    assert not found, explain(
+def disagreements(episodes: Iterable[Played]) -> list[tuple[str, object, object]]:
+    """The first episodes that the two judge otherwise."""
+    return list(itertools.islice(differences(episodes), 3))
+
+
+def told(found: object) -> str:
+    return explain(
         subject="episodes that core and second verifier judge otherwise, as (episode, core, second verifier)",
         expected="none",
         got=found,
@@ -149,11 +153,13 @@ def agree(episodes: Iterable[Played]) -> None:
 
 
 def test_the_second_verifier_agrees_with_the_core_on_every_table() -> None:
-    agree(tables())
+    found = disagreements(tables())
+    assert found == [], told(found)
 
 
 def test_the_second_verifier_agrees_with_the_core_on_every_short_expression() -> None:
-    agree(short_expressions())
+    found = disagreements(short_expressions())
+    assert found == [], told(found)
 
 
 @st.composite
@@ -189,13 +195,15 @@ JSON_TEXTS = st.recursive(
 @settings(max_examples=400)
 @given(random_episodes())
 def test_the_second_verifier_agrees_with_the_core_on_random_episodes(played: Played) -> None:
-    agree([played])
+    found = disagreements([played])
+    assert found == [], told(found)
 
 
 @settings(max_examples=400)
 @given(st.lists(expressions(), min_size=1, max_size=10))
 def test_the_second_verifier_computes_what_the_core_computes(drawn: list[Any]) -> None:
-    agree([Played("v1/train/0/0", [call("calculator", expression.text) for expression in drawn], None)])
+    found = disagreements([Played("v1/train/0/0", [call("calculator", each.text) for each in drawn], None)])
+    assert found == [], told(found)
 
 
 # --- That the comparison can fail -------------------------------------------------------------------

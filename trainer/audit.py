@@ -39,10 +39,10 @@ from trainer.errors import AuditError, Findings
 from trainer.generation import GenerationAudit
 from trainer.objective import TrainedRow
 from trainer.optimizer_oracle import OptimizerOracle
+from trainer.parameters import Parameters
 from trainer.past import read_past
 from trainer.settings import objective_of
 from trainer.step_record import summed_up
-from trainer.tensors import tensors_digest
 from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 
 OracleAt = Callable[[int], bool]
@@ -98,7 +98,9 @@ class Audit(TrainerCallback):
         self._bands = bands
         self._oracle_at = oracle_at
         self._optimizer = OptimizerOracle(trainer, bands.update)
-        self._frozen = rows.FrozenTensors(self.model)
+        self.model: Any = trainer.accelerator.unwrap_model(trainer.model)
+        """The model that is trained, without what accelerate wraps it in."""
+        self._parameters = Parameters(self.model)
         self.objective = objective_of(trainer)
         self.generation = GenerationAudit(trainer, self.objective, bands, findings, episodes, rewards, tasks)
         self._pending: list[Row] = []
@@ -114,7 +116,7 @@ class Audit(TrainerCallback):
             objective=self.objective,
             end_ids=sorted(trainer.eos_token_ids),
         )
-        if not writer.length:
+        if not writer.goes_on:
             writer.write(header)
         hooks = {
             "_generate_and_score_completions": self.on_generate_and_score_completions,
@@ -132,9 +134,14 @@ class Audit(TrainerCallback):
         return {"generation": self.generation.state(), "optimizer": self._optimizer.state()}
 
     @property
-    def trace_bytes(self) -> int:
-        """Length of the trace as it is on disk."""
-        return self._writer.length
+    def trace(self) -> Path:
+        """The trace, of which all that was written is on disk."""
+        return self._writer.path
+
+    @property
+    def audits_updates(self) -> bool:
+        """Whether the optimizer is one whose steps are computed again: AdamW as the arguments name it."""
+        return self._optimizer.audited
 
     def restore(self, trace: Iterable[Record], state: Mapping[str, Any]) -> None:
         """Go on behind an earlier part of the run, from its trace and what ``state`` returned at its end."""
@@ -149,12 +156,7 @@ class Audit(TrainerCallback):
 
     def policy_digest(self) -> str:
         """Return the sha256 over the trainable tensors as they are now."""
-        return tensors_digest(rows.trainable_tensors(self.model))
-
-    @property
-    def model(self) -> Any:
-        """The model that is trained, without what accelerate wraps it in."""
-        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return self._parameters.digest()
 
     # ---- generation -------------------------------------------------------------------------------------
 
@@ -315,15 +317,14 @@ class Audit(TrainerCallback):
 
     def _take_gradient(self) -> None:
         step = self._trainer.state.global_step + 1
-        present = {n for n, p in self.model.named_parameters() if p.requires_grad and p.grad is not None}
+        trainable = self._parameters.trainable()
         gradients = {
             name: (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().cpu().double()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
+            for name, parameter in trainable.items()
         }
-        self._raw = {name: value for name, value in gradients.items() if name in present}
-        names = rows.saved_names(self.model)
-        self._step["gradients"] = {names[name]: bool(value.any()) for name, value in gradients.items()}
+        self._raw = {name: value for name, value in gradients.items() if trainable[name].grad is not None}
+        saved = self._parameters.saved_name
+        self._step["gradients"] = {saved(name): bool(value.any()) for name, value in gradients.items()}
         self._step["norm"] = sum((value**2).sum().item() for value in gradients.values()) ** 0.5
         trained = [each for each, _ in self._passes]
         self._writer.write(*(made for _, made in self._passes))
@@ -337,7 +338,7 @@ class Audit(TrainerCallback):
         with self.findings.rule():
             self._require_gradient(oracle, trained)
         with self.findings.rule():
-            self._frozen.require_unchanged(self.model)
+            self._parameters.require_frozen()
 
     def _require_small_kl(self) -> None:
         """Hold the sampler to the loss in the mean, too: where roundings are large, a bias is seen there alone."""
@@ -378,16 +379,16 @@ class Audit(TrainerCallback):
         """Take the learning rate that the step is made with, and hold it and the clipped gradient to what is due."""
         self._step["learning_rate"] = named["optimizer"].param_groups[0]["lr"]
         with self.findings.rule():
-            self._frozen.require_names(self.model)
+            self._parameters.require_same_trained()
         if self._optimizer.audited:
             with self.findings.rule():
-                self._optimizer.before(rows.trainable(self.model), self._raw, named["optimizer"])
+                self._optimizer.before(self._parameters.trainable(), self._raw, named["optimizer"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Hold the change of the weights to the optimizer's, and write the step's record."""
         if self._optimizer.audited:
             with self.findings.rule():
-                self._optimizer.after(rows.trainable(self.model))
+                self._optimizer.after(self._parameters.trainable())
         trained = [each.row for each, _ in self._passes]
         if not trained:
             # None of what was trained is known; that was said before.
@@ -403,7 +404,7 @@ class Audit(TrainerCallback):
         """Look at the last generation batch too, and close the trace."""
         self._check_all_used(state.global_step)
         with self.findings.rule():
-            self._frozen.require_unchanged(self.model)
+            self._parameters.require_frozen()
         self._writer.close()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ rules: transformers restores neither TRL's ``_step`` nor its buffer, so that a s
 floats depend on threads and versions; a schedule depends on the configured number of steps.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,8 +33,8 @@ class Surroundings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    config: Sha256
-    """sha256 of training.json."""
+    config: dict[str, Any]
+    """Content of training.json."""
     policy: Sha256
     core: Sha256
     gym: Sha256
@@ -55,6 +56,8 @@ class Mark(BaseModel):
     surroundings: Surroundings
     trace_bytes: int
     """Length of the run's trace when the checkpoint was made; what stands behind is done again."""
+    trace: Sha256
+    """Of the trace up to there."""
     files: dict[str, Sha256]
 
 
@@ -77,9 +80,15 @@ def save(run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Pa
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def mark(folder: Path, step: int, surroundings: Surroundings, trace_bytes: int) -> None:
+def mark(folder: Path, step: int, surroundings: Surroundings, trace: Path) -> None:
     """Write the mark of a checkpoint, last."""
-    found = Mark(step=step, surroundings=surroundings, trace_bytes=trace_bytes, files=_digests(folder))
+    found = Mark(
+        step=step,
+        surroundings=surroundings,
+        trace_bytes=trace.stat().st_size,
+        trace=sha256_file(trace),
+        files=_digests(folder),
+    )
     write_atomically(folder / MARK, readable_json(found.model_dump(mode="json")))
 
 
@@ -126,18 +135,22 @@ def require_same(made: Mark, now: Surroundings) -> None:
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     for name, value in before.items():
         other = now[name]
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(other, dict):
             yield from _differences(value, {each: other.get(each, "none") for each in value})
         elif value != other:
-            yield f"{name} was {str(value)[:16]}, is {str(other)[:16]}"
+            yield f"{name} was {str(value)[:40]}, is {str(other)[:40]}"
 
 
 def cut_trace(trace: Path, made: Mark) -> None:
-    """Cut what was recorded after a checkpoint off a trace; raises HarnessError if it ends before."""
+    """Cut what was recorded after a checkpoint off a trace; raises HarnessError if it is another one up to there."""
     length = trace.stat().st_size if trace.is_file() else 0
     if length < made.trace_bytes:
         raise HarnessError(f"{trace} has {length} bytes, step {made.step} was reached after {made.trace_bytes}")
     with trace.open("rb+") as file:
+        if hashlib.sha256(file.read(made.trace_bytes)).hexdigest() != made.trace:
+            raise HarnessError(
+                f"{trace} is not the one that step {made.step} was reached with; restore it, or begin anew"
+            )
         file.truncate(made.trace_bytes)
         os.fsync(file.fileno())
 

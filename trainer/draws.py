@@ -43,7 +43,7 @@ class Siblings:
                     self._logs[index] += bet * again - math.log1p(chance * math.expm1(bet))
             seen[ids] = math.exp(min(0.0, logprob))
         if self.evidence > math.log(self._limit):
-            detail = f"{self.repeated} rollouts repeat a sibling, independent draws give {self.expected:.1f}"
+            detail = f"{self.repeated} turns repeat a sibling's, independent draws give {self.expected:.1f}"
             raise AuditError("siblings", f"{detail} (odds of e^{self.evidence:.0f} against chance)")
 
     def state(self) -> dict[str, Any]:

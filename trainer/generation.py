@@ -66,11 +66,6 @@ class GenerationAudit:
             "_calculate_rewards": self.on_calculate_rewards,
         }
 
-    @property
-    def model(self) -> Any:
-        """The model that is trained, without what accelerate wraps it in."""
-        return self._trainer.accelerator.unwrap_model(self._trainer.model)
-
     def on_generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **named: Any) -> Any:
         """Record one call of generate."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
@@ -197,7 +192,9 @@ class GenerationAudit:
         alike = self._prompt_ids[index] == self._prompt_ids[member]
         if not alike and self._trainer.environment_factories is not None:
             alike = own != other and rows.begins(own, inputs[index].get("prompt", NO_PROMPT))
-        if inputs[index] != inputs[member] or not alike:
+        row, first = inputs[index], inputs[member]
+        same = row.keys() == first.keys() and all(rows.equal(value, first[name]) for name, value in row.items())
+        if not same or not alike:
             raise AuditError("group", "members of a group have different prompts", rollout=rollout)
 
     def _require_reward(self, index: int, advantage: float, due: float, rollout: int) -> None:
@@ -222,7 +219,7 @@ class GenerationAudit:
         """Hold a row's reference log-probabilities to those of the reference, computed again."""
         if row.reference_logprobs is None:
             return
-        model = self.model
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         with ExitStack() as stack:
             stack.enter_context(self._trainer.compute_loss_context_manager())
             if self._trainer.ref_model is None:

@@ -9,7 +9,6 @@ finished until then is on disk, the manifest says why the run stopped, and the e
 """
 
 import argparse
-import hashlib
 import platform
 import signal
 import sys
@@ -144,7 +143,7 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints
 
 def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity) -> checkpoints.Surroundings:
     return checkpoints.Surroundings(
-        config=hashlib.sha256(readable_json(config.model_dump(mode="json"))).hexdigest(),
+        config=config.model_dump(mode="json"),
         policy=policy.identity.weights,
         core=loaded.core_on_disk(),
         gym=identity.digest,
@@ -158,7 +157,7 @@ def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity)
 def _seal(trainer: GymTrainer, audit: Audit, here: checkpoints.Surroundings) -> Callable[[Path], None]:
     def seal(checkpoint: Path) -> None:
         torch.save(audit.state(), checkpoint / checkpoints.AUDIT)
-        checkpoints.mark(checkpoint, trainer.state.global_step, here, audit.trace_bytes)
+        checkpoints.mark(checkpoint, trainer.state.global_step, here, audit.trace)
 
     return seal
 

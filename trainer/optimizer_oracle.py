@@ -1,7 +1,7 @@
 """The optimizer step a second time: clipping, learning rate and AdamW's update, from the gradient of the loss.
 
 Written from the definitions in torch's documentation of ``AdamW`` and ``clip_grad_norm_`` and transformers' schedules,
-for what TRL trains with unless told otherwise; another optimizer is not audited, and the audit says so.
+for what TRL trains with unless told otherwise; another optimizer is not audited, see ``Audit.audits_updates``.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class OptimizerOracle:
         self._moments = {name: (mean, square) for name, (mean, square) in state["moments"].items()}
         self._steps = dict(state["steps"])
 
-    def before(self, named: Tensors, raw: Tensors, optimizer: Any) -> None:
+    def before(self, named: Mapping[str, torch.Tensor], raw: Tensors, optimizer: Any) -> None:
         """Hold clipping and learning rate of a step, from its raw gradient, float64; raises AuditError.
 
         A tensor that had no gradient, not even zero, is not in ``raw``: an optimizer passes it over.
@@ -108,7 +108,7 @@ class OptimizerOracle:
             due[name] = -rate * (change + decay)
         return due
 
-    def after(self, named: Tensors) -> None:
+    def after(self, named: Mapping[str, torch.Tensor]) -> None:
         """Hold the change of every tensor to the one that is due; raises AuditError naming the first that differs."""
         for name, before in self._before.items():
             made, due = named[name].detach().cpu().double() - before, self._due[name]

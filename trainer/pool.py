@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from trainer import rows
 from trainer.errors import AuditError
 
 
@@ -17,35 +18,40 @@ class Pool:
         """Take the dataset as it is now. ``tasks`` are due one a group, in order; None: nothing is said of them."""
         self._tasks = tasks
         self._dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
-        self._order = _rows(trainer) if self._dataset is not None else iter(())
-        self._task_order = _rows(trainer) if self._dataset is not None else count()
-        self._due: list[int] = []
-        """Rows of the dataset whose tasks are due, by group."""
+        self._order = _rows(trainer) if self._dataset is not None else count()
+        self._rows: list[int] = []
+        """Rows of the dataset by group, as far as they were asked for."""
+        self._groups = 0
+        """Groups that were begun."""
 
     def require_next(self, inputs: Sequence[Any], group_size: int) -> None:
         """Hold the rows of a generation batch to the ones that are due; raises AuditError."""
         if self._dataset is None:
             return
-        due = list(islice(self._order, len(inputs) // group_size))
-        for group, index in enumerate(due):
-            if inputs[group * group_size] != self._dataset[index]:
-                raise AuditError("data", f"group {group} of the batch is not row {index} of the dataset, which is due")
+        for given in inputs[::group_size]:
+            row, group = self._row(self._groups), self._groups
+            self._groups += 1
+            due = self._dataset[row]
+            # A trainer may leave columns out that it has no use for.
+            if not all(rows.equal(value, due.get(name)) for name, value in given.items()):
+                raise AuditError("data", f"group {group} is not row {row} of the dataset, which is due")
 
     def skip(self, groups: int) -> None:
         """Go on behind the groups of an earlier part of the run."""
-        for _ in islice(self._order, groups):
-            pass
+        self._groups += groups
 
     def require_task(self, task: str, group: int, rollout: int) -> None:
         """Hold a rollout's task to the pool's order; raises AuditError."""
         if self._tasks is None:
             return
-        while len(self._due) <= group:
-            self._due.append(next(self._task_order))
-        row = self._due[group]
+        row = self._row(group)
         due = self._tasks[row] if row < len(self._tasks) else "none"
         if task != due:
             raise AuditError("tasks", f"played {task}, the pool has {due}", rollout=rollout)
+
+    def _row(self, group: int) -> int:
+        self._rows += islice(self._order, max(0, group + 1 - len(self._rows)))
+        return self._rows[group]
 
 
 def _rows(trainer: Any) -> Iterator[int]:
@@ -56,9 +62,8 @@ def _rows(trainer: Any) -> Iterator[int]:
     total, batch = len(trainer.train_dataset), trainer.args.generation_batch_size // trainer.num_generations
     seed, shuffled = trainer.args.seed, trainer.shuffle_dataset
     generator = torch.Generator().manual_seed(seed)
-    for epoch in count():
-        if total < batch:
-            return
+    # Of a pool that makes no whole batch nothing is ever trained.
+    for epoch in count() if total >= batch else ():
         if getattr(trainer, "seeds_epochs", False):
             generator.manual_seed(seed + epoch)
         order = torch.randperm(total, generator=generator).tolist() if shuffled else range(total)

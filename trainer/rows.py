@@ -4,12 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from trainer.environment import AS_WRITTEN
 from trainer.errors import AuditError
 from trainer.recorder import Drawn
-from trainer.tensors import tensors_digest
 from trainer.trace import Episode, Row, Span
 
 Turns = Sequence[Sequence[Drawn]]
@@ -75,6 +72,14 @@ def require_equal_masks(mask: Sequence[int], due: Sequence[int], rollout: int) -
         if given != wanted:
             detail = "a token is trained that was not sampled" if given else "a sampled token is not trained"
             raise AuditError("mask", detail, rollout=rollout, offset=offset)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values of a dataset are the same; arrays and tensors compare by element, and have no truth."""
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):
+        return type(one) is type(other) and one.shape == other.shape and bool((one == other).all())
 
 
 def begins(prompt: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> bool:
@@ -176,50 +181,3 @@ def _text(arguments: Any) -> str:
     if isinstance(arguments, dict):
         arguments = arguments.get(AS_WRITTEN, arguments)
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-
-
-def trainable(model: Any) -> dict[str, torch.Tensor]:
-    """Return the trainable parameters by their names in the model."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-class FrozenTensors:
-    """Which tensors are trained and which are not: as it was when training began."""
-
-    def __init__(self, model: Any) -> None:
-        """Raises AuditError if a peft model trains more than its adapter."""
-        self._names = set(trainable(model))
-        self._digest = self._digest_of(model)
-        prefix = getattr(getattr(model, "base_model", None), "prefix", "")
-        others = [n for n in sorted(self._names) if prefix and prefix not in n and "modules_to_save" not in n]
-        if others:
-            raise AuditError("frozen", f"{others[0]} is trained beside the adapter")
-
-    def require_names(self, model: Any) -> None:
-        """Raise AuditError if other tensors are trained now."""
-        odd = sorted(self._names ^ set(trainable(model)))
-        if odd:
-            raise AuditError("frozen", f"{odd[0]} is {'not ' if odd[0] in self._names else ''}trained now")
-
-    def require_unchanged(self, model: Any) -> None:
-        """Raise AuditError if a tensor that is not trained has changed."""
-        if self._digest_of(model) != self._digest:
-            raise AuditError("frozen", "a tensor that is not trained has changed")
-
-    def _digest_of(self, model: Any) -> str:
-        return tensors_digest({n: p.detach() for n, p in model.named_parameters() if n not in self._names})
-
-
-def saved_names(model: Any) -> dict[str, str]:
-    """Return the name each trainable tensor is saved under, by its name in the model."""
-    return {
-        name: name.replace(".default", "") if hasattr(model, "peft_config") else name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def trainable_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Return the trainable tensors by the names they are saved under."""
-    names = saved_names(model)
-    return {names[name]: parameter.detach() for name, parameter in model.named_parameters() if name in names}

@@ -9,7 +9,6 @@ Ids are token ids of the policy's tokenizer. Log-probabilities are natural logar
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -221,12 +220,8 @@ class TraceWriter:
     def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         """Begin a trace, which must not exist yet; or go on with one that does."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.goes_on = path, goes_on
         self._file = path.open("a" if goes_on else "x", encoding="utf-8")
-
-    @property
-    def length(self) -> int:
-        """Bytes that are written."""
-        return os.fstat(self._file.fileno()).st_size
 
     def write(self, *records: Header | Call | Episode | Row | Pass | Step) -> None:
         """Append records and flush."""

@@ -12,8 +12,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import inf
@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,7 +40,7 @@ from trainer.policy import load_policy
 SEEDS = (1, 2, 3)
 BOUND_S = 900
 """For any single training of the table."""
-UNAUDITED = ("grpo", "environment", "policy", "rollout", "transcripts", "minimodel")
+UNAUDITED = ("config", "environment", "evaluate", "grpo", "minimodel", "policy", "prepare", "rollout", "transcripts")
 """Modules of the trainer that a training without audit is made of."""
 SOURCES = ("trainer/*.py", "trainer/replay/*.py", "qualification/broken/faults/*.py", "qualification/silent_bugs/t*.py")
 RESULT = "silent-bugs.json"
@@ -106,10 +107,11 @@ def run(chosen: Sequence[Unit], work: Path, jobs: int, console: Console) -> dict
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("trainings", total=len(chosen), completed=len(done))
+        others = set(psutil.Process().children())
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=trainings.quiet)
         futures: dict[Future[BaseModel], Unit] = {pool.submit(unit.function, *unit.arguments): unit for unit in left}
         try:
-            for future in as_completed(futures, timeout=BOUND_S * max(1, len(left)) / jobs):
+            for future in _as_they_end(futures):
                 unit = futures[future]
                 try:
                     result = done[unit.name] = future.result()
@@ -119,11 +121,23 @@ def run(chosen: Sequence[Unit], work: Path, jobs: int, console: Console) -> dict
                 write_atomically(work / f"{unit.name}.json", readable_json(kept))
                 progress.console.print(f"{unit.name} done ({len(done)} of {len(chosen)})")
                 progress.advance(bar)
-        except TimeoutError:
-            raise HarnessError(f"{len(left) - sum(f.done() for f in futures)} trainings did not end") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            # One that hangs, or that nobody waits for any more, would be waited for at exit.
+            for child in set(psutil.Process().children()) - others:
+                child.kill()
     return done
+
+
+def _as_they_end(futures: dict[Future[BaseModel], Unit]) -> Iterator[Future[BaseModel]]:
+    """Yield futures as they are done; raises HarnessError naming what runs if none ends within the bound of one."""
+    left = set(futures)
+    while left:
+        ended, left = wait(left, timeout=BOUND_S, return_when=FIRST_COMPLETED)
+        if not ended:
+            running = ", ".join(futures[each].name for each in left if each.running())
+            raise HarnessError(f"no training ended within {BOUND_S} s; running are {running}")
+        yield from ended
 
 
 def _kept(unit: Unit, work: Path) -> BaseModel | None:
@@ -150,6 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (HarnessError, OSError) as error:
         print(f"silent-bugs: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("silent-bugs: interrupted; what was finished is kept, run it again", file=sys.stderr)
+        return 130
     write_atomically(options.out / RESULT, readable_json(made.model_dump(mode="json")))
     drawing.write(made, options.out)
     for figure in figures(made):

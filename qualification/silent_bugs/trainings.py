@@ -6,21 +6,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 
-from gyms import loaded
-from gyms.base import GymIdentity, TaskSet
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from qualification.broken.trainers import CATALOGUE, Fault
 from qualification.silent_bugs.result import HEALTHY, STEPS, Clean, Curve, Naive, Study
+from qualification.training.small_run import played_here
 from trainer import gym_training, replay_audit
 from trainer.audit import Audit, attach
 from trainer.config import TrainingConfig
@@ -98,16 +95,7 @@ def _unstopped(fault: Fault) -> Iterator[dict[str, Any]]:
         seen["base"] = _base(audit, seen["names"])
         return audit
 
-    class Identified(fault.gym):
-        def identity(self) -> GymIdentity:
-            return GymIdentity("nemo", "in process", "", (), "", "", loaded.core_on_disk())
-
-    @contextmanager
-    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[LocalGym]:
-        yield Identified(tasks)
-
-    others = {"opened_gym": opened, "find_stack": lambda gym: SimpleNamespace(deviation=None)}
-    with patch.multiple(gym_training, GymTrainer=fault.trainer, attach=attached, **others):
+    with played_here(fault.gym, GymTrainer=fault.trainer, attach=attached):
         yield seen
 
 

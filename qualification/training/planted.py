@@ -9,6 +9,7 @@ from transformers import PrinterCallback, set_seed
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from qualification.broken.trainers import Fault
+from qualification.silent_bugs.result import STEPS
 from trainer.audit import Audit, attach
 from trainer.config import TrainingConfig
 from trainer.errors import AuditError
@@ -16,8 +17,6 @@ from trainer.grpo import GymTrainer, episode_of, rewards_of
 from trainer.policy import load_policy
 
 POOL = tuple(f"v1/train/43/{index}" for index in range(16))
-STEPS = 4
-"""Within which every bug of the catalogue must be found."""
 
 
 def stopped_by(

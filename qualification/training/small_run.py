@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 from rich.console import Console
 
 from gyms import loaded
@@ -23,24 +23,35 @@ from trainer.prepare import training_config
 from trainer.run_manifest import TRACE
 
 
-class IdentifiedGym(LocalGym):
-    """The task set in this process, under a gym's name."""
+def _identified(gym: type[LocalGym], tasks: TaskSet, ends_after: int | None) -> LocalGym:
+    """Return a gym in this process under a gym's name; after ``ends_after`` sessions it is not reached any more."""
 
-    def __init__(self, tasks: TaskSet, ends_after: int | None) -> None:
-        """``ends_after``: sessions after which the gym is not reached any more."""
-        super().__init__(tasks)
-        self._left = ends_after
+    class Identified(gym):
+        left = ends_after
 
-    def open(self, task_id: str) -> LocalSession:
-        """Open an episode."""
-        if self._left == 0:
-            raise InfrastructureError(Kind.UNREACHABLE, Scope.SERVICE, "the gym has ended")
-        self._left = self._left and self._left - 1
-        return super().open(task_id)
+        def open(self, task_id: str) -> LocalSession:
+            if self.left == 0:
+                raise InfrastructureError(Kind.UNREACHABLE, Scope.SERVICE, "the gym has ended")
+            self.left = self.left and self.left - 1
+            return super().open(task_id)
 
-    def identity(self) -> GymIdentity:
-        """Return an identity of nothing but the core."""
-        return GymIdentity("nemo", "in process", "", (), "", "", loaded.core_on_disk())
+        def identity(self) -> GymIdentity:
+            return GymIdentity("nemo", "in process", "", (), "", "", loaded.core_on_disk())
+
+    return Identified(tasks)
+
+
+@contextmanager
+def played_here(gym: type[LocalGym] = LocalGym, ends_after: int | None = None, **others: Any) -> Iterator[None]:
+    """Let training runs play their tasks in this process; ``others`` are further names of ``trainer.gym_training``."""
+
+    @contextmanager
+    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[LocalGym]:
+        yield _identified(gym, tasks, ends_after)
+
+    names = {"opened_gym": opened, "find_stack": lambda gym: SimpleNamespace(deviation=None), **others}
+    with patch.multiple(gym_training, **names):
+        yield
 
 
 def train_small(folder: Path, ends_after: int | None = None, **changed: Any) -> Path:
@@ -56,13 +67,7 @@ def train_locally(
 ) -> run_manifest.TrainingRun:
     """Train as the command does, on tasks that are played in this process; ``options`` are those of ``train``."""
 
-    @contextmanager
-    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[IdentifiedGym]:
-        yield IdentifiedGym(tasks, ends_after)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym_training, "opened_gym", opened)
-        patch.setattr(gym_training, "find_stack", lambda gym: SimpleNamespace(deviation=None))
+    with played_here(ends_after=ends_after):
         return gym_training.train(config, folder, None, Console(quiet=True), **options)
 
 

@@ -38,6 +38,7 @@ def audited(
     accumulation: int = 1,
     tools: list[Any] | None = None,
     checkpoint: Path | None = None,
+    **others: Any,
 ) -> Audit:
     """Train three steps of four rollouts a group with the oracle at each step, or what is left after a checkpoint."""
     questions = [f"Wie viele {number}? " for number in range(12)]
@@ -46,10 +47,10 @@ def audited(
         output_dir=str(folder / "trl"), max_steps=3, per_device_train_batch_size=8, num_generations=4,
         max_completion_length=24, gradient_accumulation_steps=accumulation, learning_rate=1e-3, top_k=0, seed=43,
         bf16=False, gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="steps", save_steps=1,
-        disable_tqdm=True,
+        disable_tqdm=True, **others,
     )  # fmt: skip
     policy = load_policy("mini4")
-    dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    dataset = Dataset.from_list([{"prompt": prompt, "of no use": n} for n, prompt in enumerate(prompts)])
     made = GRPOTrainer(policy.model, length, settings, dataset, processing_class=policy.tokenizer, tools=tools)
     made.remove_callback(PrinterCallback)
     audit = attach(made, folder / "trace.jsonl", oracle_at=lambda _: True)
@@ -59,8 +60,8 @@ def audited(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"text": True}, {"tools": [lookup_price]}, {"accumulation": 2}],
-    ids=["messages", "text", "tools", "accumulation"],
+    [{}, {"text": True}, {"tools": [lookup_price]}, {"accumulation": 2}, {"remove_unused_columns": True}],
+    ids=["messages", "text", "tools", "accumulation", "columns"],
 )
 def test_the_audit_follows_a_trainer_made_elsewhere(settings: dict[str, Any], tmp_path: Path) -> None:
     """A plain GRPOTrainer MUST be let through, with every step's gradient equal to the oracle's."""
@@ -87,4 +88,17 @@ def test_a_training_that_goes_on_from_a_checkpoint_is_refused(tmp_path: Path) ->
         expected="configuration: not audited: training goes on at step 2, ...",
         got=said,
         cause="moments, order of rows and random states are taken to begin there",
+    )
+
+
+@pytest.mark.parametrize(("optimizer", "audited_too"), [("adamw_torch", True), ("adafactor", False)])
+def test_an_optimizer_whose_updates_are_not_audited_is_told(optimizer: str, audited_too: bool, tmp_path: Path) -> None:
+    """The audit MUST say whether it follows the optimizer's updates, and follow the gradients in any case."""
+    audit = audited(tmp_path, optim=optimizer)
+    seen = (audit.audits_updates, len(audit.steps), all(step.oracle for step in audit.steps))
+    assert seen == (audited_too, 3, True), explain(
+        subject=f"whether updates of {optimizer} are audited, steps, and whether each was held to the oracle",
+        expected=(audited_too, 3, True),
+        got=seen,
+        cause="what is not audited is passed over in silence, or stops the run",
     )

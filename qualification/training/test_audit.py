@@ -18,12 +18,18 @@ pytestmark = [pytest.mark.cpu_qualification, pytest.mark.filterwarnings("ignore"
 SUBJECT = "(rule that stopped it, nothing trained beyond) by planted bug"
 
 
+def _studied(check_id: str, folder: Path, evidence: Evidence) -> tuple[dict[str, object], dict[str, object]]:
+    """Return what became of every bug that a check has to stop, and of the healthy trainer, and what is due."""
+    faults = of_check(check_id)
+    seen = stops_of(faults, folder)
+    evidence.measure(seen=seen)
+    return seen, due_of(faults)
+
+
 @check("AUDIT-01", broken="masks_are_not_compared")
 def test_a_mask_that_is_not_the_sampled_ids_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """A mask that is shifted, empty, trains an observation, or leaves out a later turn or its end MUST stop the run."""
-    faults = of_check("AUDIT-01")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-01", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -35,9 +41,7 @@ def test_a_mask_that_is_not_the_sampled_ids_is_stopped(tmp_path: Path, evidence:
 @check("AUDIT-02", broken="rows_are_matched_by_length")
 def test_a_row_that_was_not_sampled_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """Ids that were encoded again or cut, and a rollout trained in another's place, MUST stop the run."""
-    faults = of_check("AUDIT-02")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-02", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -49,9 +53,7 @@ def test_a_row_that_was_not_sampled_is_stopped(tmp_path: Path, evidence: Evidenc
 @check("AUDIT-03", broken="episodes_are_not_compared")
 def test_a_rollout_that_is_not_its_episode_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """Swapped rollouts, changed observations, an infrastructure failure paid 0, a mixed group MUST stop the run."""
-    faults = of_check("AUDIT-03")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-03", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -63,9 +65,7 @@ def test_a_rollout_that_is_not_its_episode_is_stopped(tmp_path: Path, evidence: 
 @check("AUDIT-04", broken="advantages_are_believed")
 def test_a_reward_or_advantage_of_another_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """A reward that is not its episode's, missing or not finite, or an advantage not its group's, MUST stop the run."""
-    faults = of_check("AUDIT-04")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-04", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -77,9 +77,7 @@ def test_a_reward_or_advantage_of_another_is_stopped(tmp_path: Path, evidence: E
 @check("AUDIT-05", broken="the_oracle_agrees_with_all")
 def test_a_gradient_that_is_not_the_oracles_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """A loss of another scale, sign, type or normaliser, or that leaves rows out, MUST stop the run before its step."""
-    faults = of_check("AUDIT-05")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-05", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -91,9 +89,7 @@ def test_a_gradient_that_is_not_the_oracles_is_stopped(tmp_path: Path, evidence:
 @check("AUDIT-06", broken="the_mean_is_compared")
 def test_a_sampler_that_is_not_the_policy_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """A stale policy, other temperature, sampling or precision, another reference or old policy MUST stop the run."""
-    faults = of_check("AUDIT-06")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-06", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -105,9 +101,7 @@ def test_a_sampler_that_is_not_the_policy_is_stopped(tmp_path: Path, evidence: E
 @check("AUDIT-08", broken="draws_are_believed")
 def test_rollouts_that_are_not_drawn_independently_are_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """Siblings that draw alike, and random numbers that are used again, MUST stop the run within four steps."""
-    faults = of_check("AUDIT-08")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-08", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -119,9 +113,7 @@ def test_rollouts_that_are_not_drawn_independently_are_stopped(tmp_path: Path, e
 @check("AUDIT-09", broken="updates_are_believed")
 def test_a_step_that_is_not_the_optimizers_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """Other clipping or learning rate, an update lost or added, and a trained base MUST stop the run."""
-    faults = of_check("AUDIT-09")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-09", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,
@@ -133,9 +125,7 @@ def test_a_step_that_is_not_the_optimizers_is_stopped(tmp_path: Path, evidence: 
 @check("AUDIT-10", broken="the_pool_is_not_compared")
 def test_a_row_or_task_out_of_order_is_stopped(tmp_path: Path, evidence: Evidence) -> None:
     """A row of the dataset skipped or repeated, and a task that is not the pool's next, MUST stop the run."""
-    faults = of_check("AUDIT-10")
-    seen, expected = stops_of(faults, tmp_path), due_of(faults)
-    evidence.measure(seen=seen)
+    seen, expected = _studied("AUDIT-10", tmp_path, evidence)
     assert seen == expected, explain(
         subject=SUBJECT,
         expected=expected,

@@ -208,7 +208,7 @@ def _forget_the_optimizer(patch: pytest.MonkeyPatch) -> None:
 CONTROLS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "the sampler is restarted": (_restart_the_sampler, "stopped: data: "),
     "the buffer is lost": (_lose_the_buffer, "stopped: rows: trained 1 times, 2 are due"),
-    "the optimizer is forgotten": (_forget_the_optimizer, "stopped: "),
+    "the optimizer is forgotten": (_forget_the_optimizer, "stopped: update: "),
     "a foreign draw": (_draw_elsewhere, "step 4: call, rollout 1"),
 }
 
@@ -269,6 +269,13 @@ def _completed(run: Path, config: TrainingConfig) -> TrainingConfig:
     return config
 
 
+def _other_trace(run: Path, config: TrainingConfig) -> TrainingConfig:
+    content = bytearray((run / TRACE).read_bytes())
+    content[len(content) // 3] ^= 1
+    (run / TRACE).write_bytes(content)
+    return config
+
+
 def _no_checkpoint(run: Path, config: TrainingConfig) -> TrainingConfig:
     for step in (1, 2):
         checkpoints.folder_of(run, step).rename(run / f"elsewhere-{step}")
@@ -277,11 +284,12 @@ def _no_checkpoint(run: Path, config: TrainingConfig) -> TrainingConfig:
 
 REFUSED: dict[str, tuple[Callable[[Path, TrainingConfig], TrainingConfig], str]] = {
     "another number of threads": (_other_threads, "threads was 1, is 2"),
-    "another learning rate": (_other_config, "config was "),
-    "a smaller number of steps": (_fewer_steps, "config was "),
+    "another learning rate": (_other_config, "learning_rate was 0.0005, is 0.0001"),
+    "a smaller number of steps": (_fewer_steps, "steps was 6, is 5"),
     "a changed file": (_changed_file, "optimizer.pt is not what was saved"),
     "an unfinished checkpoint": (_unmarked, "checkpoint.json cannot be read"),
     "a trace that ends before": (_short_trace, "has 100 bytes, step 2 was reached after"),
+    "a trace that was changed": (_other_trace, "is not the one that step 2 was reached with"),
     "a run that is complete": (_completed, "is complete, there is nothing to go on with"),
     "no checkpoint": (_no_checkpoint, "has no checkpoint to go on from"),
 }

@@ -33,7 +33,7 @@ import trl
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from trainer import objective, rows
+from trainer import conditioning, objective, rows
 from trainer.config import Bands, bands_of
 from trainer.errors import AuditError, Findings
 from trainer.generation import GenerationAudit
@@ -285,11 +285,15 @@ class Audit(TrainerCallback):
             if trains and drawn is not None
         ]
         if gaps:
-            gap, offset = max(gaps)
-            self._step["gap"] = max(gap, self._step.get("gap", 0.0))
-            if gap > self._bands.logprob_gap:
-                detail = f"log-probabilities of sampler and loss differ by {gap:.3g} nats at equal weights"
-                raise AuditError("log-probability gap", detail, rollout=row.rollout, offset=offset)
+            self._step["gap"] = max(max(gaps)[0], self._step.get("gap", 0.0))
+        context, temperature = self._trainer.compute_loss_context_manager, self._trainer.temperature
+        beyond, made.magnified = conditioning.widest(
+            gaps, self._bands, lambda: conditioning.explained(self.model, row, temperature, context)
+        )
+        if beyond is not None:
+            detail = f"log-probabilities of sampler and loss differ by {beyond.nats:.3g} nats at equal weights"
+            detail += f" (rounding explains {beyond.explained:.1g})"
+            raise AuditError("log-probability gap", detail, rollout=row.rollout, offset=beyond.offset)
         kl = [
             (torch.tensor(drawn - own).exp() - 1 - (drawn - own)).item()
             for own, drawn, trains in zip(made.logprobs, sampled, row.mask, strict=True)

@@ -60,11 +60,15 @@ class Bands(_Frozen):
     """How well a log-probability is known, nats: what rounding alone may make of a gradient."""
     logprob_gap: float = 2e-4
     """Largest difference of the sampler's and the loss's log-probability, at equal weights, nats."""
+    logprob_gap_magnified: float = 5e-3
+    """The same where rounding is magnified (``trainer.conditioning``): no place excuses more."""
     logprob_kl: float = 1e-6
     """Mean over a step's trained ids of the estimated KL of sampler and loss, at equal weights, nats."""
 
 
-BF16_BANDS = Bands(cosine=5e-3, norm_ratio=0.25, logprob_noise=1e-2, logprob_gap=0.5, logprob_kl=1e-3)
+BF16_BANDS = Bands(
+    cosine=5e-3, norm_ratio=0.25, logprob_noise=1e-2, logprob_gap=0.5, logprob_gap_magnified=1.0, logprob_kl=1e-3
+)
 """In bf16 a forward pass with padding and one without differ in the third digit, and where a token is all but certain,
 the gradient of its log-probability, which goes with 1 - p, in the first. Each is at least twice the largest of clean
 trainings; small bugs are below that."""

@@ -8,7 +8,7 @@ import torch
 from trl.chat_template_utils import parse_response
 from trl.trainer.utils import use_adapter
 
-from trainer import objective, recorder, rows
+from trainer import conditioning, objective, recorder, rows
 from trainer.config import Bands
 from trainer.draws import RandomStates, Siblings
 from trainer.errors import AuditError, Findings
@@ -224,24 +224,36 @@ class GenerationAudit:
             stack.enter_context(self._trainer.compute_loss_context_manager())
             if self._trainer.ref_model is None:
                 stack.enter_context(use_adapter(model, "ref" if "ref" in model.peft_config else None))
-            again = objective.logprobs_of(self._trainer.ref_model or model, row, self._trainer.temperature).tolist()
-        pairs = zip(row.reference_logprobs, again, row.mask, strict=True)
-        gap = max((abs(told - own) for told, own, trains in pairs if trains), default=0.0)
+            reference = self._trainer.ref_model or model
+            again = objective.logprobs_of(reference, row, self._trainer.temperature).tolist()
+            beyond = self._widest(reference, row, row.reference_logprobs, again)
         with self.findings.rule():
-            if not gap <= self._bands.logprob_gap:
-                detail = f"its log-probabilities are {gap:.3g} nats from those of the model without its adapter"
-                raise AuditError("reference", detail, rollout=row.rollout)
+            if beyond is not None:
+                detail = f"its log-probabilities are {beyond.nats:.3g} nats from those of the model without its adapter"
+                raise AuditError("reference", detail, rollout=row.rollout, offset=beyond.offset)
 
     def _require_old_logprobs(self, row: Row, drawn: Sequence[float | None]) -> None:
         """Hold the log-probabilities that a ratio is taken against to the sampler's own."""
         if row.old_logprobs is None:
             return
-        pairs = zip(row.old_logprobs, drawn, row.mask, strict=True)
-        gap = max((abs(old - own) for old, own, trains in pairs if trains and own is not None), default=0.0)
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        beyond = self._widest(model, row, row.old_logprobs, drawn)
         with self.findings.rule():
-            if not gap <= self._bands.logprob_gap:
-                detail = f"the ratio is taken against log-probabilities {gap:.3g} nats from those that were drawn with"
-                raise AuditError("old log-probabilities", detail, rollout=row.rollout)
+            if beyond is not None:
+                detail = f"the ratio is taken against log-probabilities {beyond.nats:.3g} nats from those drawn with"
+                raise AuditError("old log-probabilities", detail, rollout=row.rollout, offset=beyond.offset)
+
+    def _widest(
+        self, model: Any, row: Row, told: Sequence[float], own: Sequence[float | None]
+    ) -> conditioning.Gap | None:
+        """Return where two computations of a row's trained log-probabilities lie farthest apart, beyond excuse."""
+        pairs = enumerate(zip(told, own, row.mask, strict=True))
+        gaps = [(abs(one - other), offset) for offset, (one, other, trains) in pairs if trains and other is not None]
+        context = self._trainer.compute_loss_context_manager
+        temperature = self._trainer.temperature
+        return conditioning.widest(gaps, self._bands, lambda: conditioning.explained(model, row, temperature, context))[
+            0
+        ]
 
     @property
     def _ends(self) -> set[int]:

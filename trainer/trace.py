@@ -169,6 +169,8 @@ class Pass(_Record):
     """Of every completion id, from the very forward pass that the loss uses."""
     normaliser: float
     """What the summed token losses of the pass are divided by."""
+    magnified: float | None = None
+    """Nats that rounding explains at a place where sampler and loss lie farther apart than the band; null: nowhere."""
 
 
 class Oracle(_Record):

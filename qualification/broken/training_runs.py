@@ -1,5 +1,6 @@
 """Single alterations of a training run, each with the claim of the replay audit that owns it."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,10 @@ def a_gap(run: Dump) -> None:
     run.first("step")["logprob_gap_max"] = 0.0
 
 
+def a_gap_within_the_band_excused(run: Dump) -> None:
+    run.first("pass")["magnified"] = 1e-3
+
+
 def a_policy_digest(run: Dump) -> None:
     run.first("step")["policy_after"] = "0" * 64
 
@@ -290,7 +295,8 @@ OWNERS: dict[Alteration, str] = {
     an_advantage: "advantages", an_observation: "observations", an_error_flag: "observations",
     a_dropped_call: "verdicts", an_outcome: "verdicts", a_strict_flag: "verdicts", a_milestone: "verdicts",
     a_truncation: "verdicts", a_samplers_logprob: "log-probability gap", a_passes_logprob: "log-probability gap",
-    a_gap: "log-probability gap", a_logprob_that_is_none: "log-probabilities",
+    a_gap: "log-probability gap", a_gap_within_the_band_excused: "log-probability gap",
+    a_logprob_that_is_none: "log-probabilities",
     a_logprob_above_zero: "log-probabilities", a_logprob_less: "log-probabilities", a_dropped_row: "groups",
     an_unequal_group: "groups", a_repeated_row: "records", a_normaliser: "passes", a_pass_less: "passes",
     a_steps_success: "steps", a_learning_rate: "steps", a_reason_to_learn_nothing: "steps",
@@ -345,6 +351,22 @@ def both_logprobs(run: Dump) -> None:
     call["logprobs"][1] -= 0.01
 
 
+def a_gap_excused_as_rounding(run: Dump) -> None:
+    """A sampler that drew one id with another probability, where rounding is said to explain it."""
+    step, made = run.first("step"), run.first("pass", step=1)
+    call = run.first("call", rollout=made["rollout"], turn=0)
+    call["logprobs"][1] -= 1e-3
+    made["magnified"] = 4e-3
+    gaps = []
+    for each in (each for each in run.of("pass") if each["step"] == 1):
+        row = run.first("row", rollout=each["rollout"])
+        for drawn in (one for one in run.of("call") if one["rollout"] == each["rollout"]):
+            start = len(drawn["context"]) - len(row["prompt"])
+            gaps += [each["logprobs"][start + at] - own for at, own in enumerate(drawn["logprobs"])]
+    run.manifest["steps"][0]["logprob_gap_max"] = step["logprob_gap_max"] = max(map(abs, gaps))
+    step["logprob_gap_kl"] = sum(math.expm1(-gap) + gap for gap in gaps) / len(gaps)
+
+
 def a_gradient_of_half_the_size(run: Dump) -> None:
     """Half a loss: norms of trainer and oracle halved together."""
     step = run.first("step", step=2)
@@ -376,6 +398,6 @@ def an_adapter_for_another_model(run: Dump) -> None:
 
 POLICY_OWNERS: dict[Alteration, str] = {
     an_id_everywhere: "forward passes", a_better_answer: "transcripts", swapped_episodes: "transcripts",
-    both_logprobs: "forward passes", a_gradient_of_half_the_size: "gradients again",
+    both_logprobs: "forward passes", a_gap_excused_as_rounding: "forward passes", a_gradient_of_half_the_size: "gradients again",
     another_adapter: "training again", another_policy: "policy", an_adapter_for_another_model: "adapter",
 }  # fmt: skip

@@ -108,7 +108,7 @@ def run(chosen: Sequence[Unit], work: Path, jobs: int, console: Console) -> dict
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("trainings", total=len(chosen), completed=len(done))
         others = set(psutil.Process().children())
-        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=trainings.quiet)
+        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=trainings.begin_worker)
         futures: dict[Future[BaseModel], Unit] = {pool.submit(unit.function, *unit.arguments): unit for unit in left}
         try:
             for future in _as_they_end(futures):

@@ -1,11 +1,14 @@
 """The trainings behind the table. Each is one function of plain values, to be run in a process of its own."""
 
+import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -40,6 +43,14 @@ def quiet() -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     warnings.filterwarnings("ignore")
+
+
+def begin_worker() -> None:
+    """Prepare a process that others wait for, and let it end when they are gone, however they ended."""
+    owner = parent_process()
+    assert owner is not None
+    Thread(target=lambda: (owner.join(), os._exit(1)), daemon=True).start()
+    quiet()
 
 
 def _config(gym: str, steps: int, pool: int, seed: int, **settings: Any) -> TrainingConfig:

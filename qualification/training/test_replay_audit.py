@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from harness import __main__ as harness_command
 from harness.checks import explain
@@ -21,7 +22,7 @@ from qualification.broken.training_runs import (
     a_token_total,
 )
 from qualification.training.small_run import Dump, dump, train_small
-from trainer import replay_audit, run_manifest
+from trainer import checkpoints, replay_audit, run_manifest
 from trainer.config import CONFIG
 from trainer.replay import weights
 from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TRACE
@@ -192,6 +193,30 @@ def test_nothing_is_held_of_a_training_that_cannot_be_done_again(run: Dump) -> N
 
     told = {line.removeprefix("BROKEN").strip().split(": ")[0] for line in lines if not line.startswith("held")}
     assert told == {"files", "forward passes", "gradients again", "training again"}
+
+
+def test_training_is_done_again_from_one_checkpoint_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkpoint roundings would add up: then only so many steps are done again, and the rest is said."""
+    monkeypatch.setattr(weights, "MOST_STEPS", 1)
+    kept, without = (train_small(tmp_path / str(every), checkpoint_every=every) for every in (1, 0))
+
+    untried = [line for line in replay_audit.audit(without).lines if line.startswith("untried")]
+
+    assert not [line for line in replay_audit.audit(kept).lines if not line.startswith("held")]
+    assert untried == ["untried training again: roundings add up over more than 1 steps without a checkpoint"]
+
+
+def test_a_checkpoint_of_another_training_is_named(tmp_path: Path) -> None:
+    made = dump(train_small(tmp_path / "run", checkpoint_every=1))
+    path = checkpoints.folder_of(made.folder, 1) / TENSORS
+    save_file({name: value + 1e-3 for name, value in load_file(path).items()}, path)
+    made.write()
+
+    broken = [line for line in replay_audit.audit(made.folder).lines if line.startswith("BROKEN  training again")]
+
+    assert broken == ["BROKEN  training again: step-00001: its adapter is not the one that the step ended with"]
 
 
 def test_harness_verify_hands_a_training_run_to_the_replay_audit(run: Dump, capsys: pytest.CaptureFixture[str]) -> None:

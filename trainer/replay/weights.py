@@ -1,8 +1,9 @@
 """Weights: the training done again from recorded ids, rewards and the initial adapter, row by row without padding.
 
 Needs the policy that was trained. In fp32 every step is repeated, the optimizer's included, so that each step's
-forward pass and gradient and the saved adapter are held against weights that the run did not provide. In bf16
-roundings add up over steps; there the first step alone is repeated.
+forward pass and gradient and the saved adapter are held against weights that the run did not provide. Roundings add up
+over steps, so that a run goes on from its own weights at each of its checkpoints, once they are what was done again;
+without checkpoints, and in bf16, only so many steps are repeated as are not rounding.
 """
 
 import hashlib
@@ -22,10 +23,13 @@ from transformers.utils.logging import disable_progress_bar
 import trainer
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from trainer import checkpoints
 from trainer.replay.evidence import Evidence
+from trainer.replay.rounding import rounding_of
 from trainer.replay.steps import normalisers
 from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
-from trainer.tensors import tensors_digest
+from trainer.tensors import ADAPTER as TENSORS
+from trainer.tensors import load_adapter, tensors_digest
 from trainer.trace import Pass, Row, Step
 
 EMBEDDED = Path(trainer.__file__).parent / "policies"
@@ -35,6 +39,10 @@ LATER_PASS = 1e-3
 """Nats, in fp32: the same after steps that were done again, whose roundings Adam magnifies where gradients vanish."""
 LATER_NORM = 2e-3
 """Of 1: gradient norms at weights that were done again, which differ by rounding."""
+SAME_ROUNDING = 4.0
+"""How many times more rounding may be said to explain than it does, where weights are done again."""
+MOST_STEPS = 64
+"""Steps in fp32 that are done again one after another; of ``mini`` the first to differ by LATER_NORM was the 114th."""
 UPDATE_BAND = 1e-3
 """Of 1: cosine and norm ratio of the adapter's whole update, done again, to the saved one."""
 
@@ -84,9 +92,9 @@ class Retraining:
     largest_gap: float = 0.0
     """Nats, over all passes."""
     cosine: float | None = None
-    """Of the adapter's whole update to the saved one; null where it was not done again, or is zero."""
+    """Of the adapter's update to the saved one, the least between two checkpoints; null where it is not compared."""
     distance: float = 0.0
-    """Norm of the difference between the weights done again and the saved ones; 0 where they are not compared."""
+    """Norm of the last difference between weights done again and saved ones; 0 where they are not compared."""
     apart: list["Apart"] = field(default_factory=list)
     """Log-probabilities of later passes that differ by more than rounding usually comes to."""
 
@@ -100,6 +108,8 @@ class Apart:
     """Largest over its trained ids, nats."""
     sensitivity: float
     """Norm of the gradient of that log-probability, nats by unit of weight."""
+    allowed: float
+    """Nats that need no such explanation."""
 
 
 def retrain(evidence: Evidence, folder: Path) -> Retraining:
@@ -110,10 +120,14 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
     named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     if tensors_digest(named) != tensors_digest(evidence.initial_adapter):
         raise HarnessError(f"{INITIAL_ADAPTER}: peft loads other tensors than are saved")
+    before, begun = evidence.initial_adapter, 0
     optimizer = torch.optim.AdamW(named.values(), lr=evidence.config.learning_rate, weight_decay=0.0)
     for step in evidence.steps:
         if made.steps and not exact:
             made.ended_by = "bf16 roundings add up over steps"
+            return made
+        if made.steps - begun == MOST_STEPS:
+            made.ended_by = f"roundings add up over more than {MOST_STEPS} steps without a checkpoint"
             return made
         optimizer.zero_grad(set_to_none=True)
         tolerance = evidence.config.bands.logprob_gap if not exact else LATER_PASS if made.steps else FIRST_PASS
@@ -131,19 +145,38 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
         torch.nn.utils.clip_grad_norm_(named.values(), evidence.config.max_gradient_norm)
         optimizer.step()
         made.steps += 1
+        kept = checkpoints.folder_of(evidence.folder, step.step)
+        if (kept / TENSORS).is_file() and step is not evidence.steps[-1]:
+            saved = load_adapter(kept)
+            if tensors_digest(saved) != step.policy_after:
+                made.adapter.append(f"{kept.name}: its adapter is not the one that the step ended with")
+                continue
+            made.adapter += _update_differences(kept.name, named, before, saved, made)
+            _judge_apart(made)
+            for name, parameter in named.items():
+                parameter.data.copy_(saved[name])
+            before, begun = saved, made.steps
     if evidence.run.tensors is not None:
-        made.adapter += _update_differences(evidence, named, made)
-    # Weights that are done again differ by rounding, and where a token is all but impossible its log-probability
-    # turns that into more; so much as the weights at the end explain is no difference of the training.
-    explained = 0.0 if made.adapter else made.distance
-    for each in made.apart:
-        if each.gap > LATER_PASS + each.sensitivity * explained:
-            made.passes.append(f"{each.where}: its log-probabilities differ by {each.gap:.3g} nats")
+        made.adapter += _update_differences(ADAPTER, named, before, evidence.adapter, made)
+    _judge_apart(made)
     return made
 
 
+def _judge_apart(made: Retraining) -> None:
+    """Name the log-probabilities that differ by more than the weights' own difference explains.
+
+    Weights that are done again differ by rounding, and where a token is all but impossible its log-probability turns
+    that into more; so much as the weights at the end explain is no difference of the training.
+    """
+    explained = 0.0 if made.adapter else made.distance
+    for each in made.apart:
+        if each.gap > each.allowed + each.sensitivity * explained:
+            made.passes.append(f"{each.where}: its log-probabilities differ by {each.gap:.3g} nats")
+    made.apart.clear()
+
+
 def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made: Retraining) -> Iterator[str]:
-    passes = evidence.passes.get(step.step, [])
+    bands, passes = evidence.config.bands, evidence.passes.get(step.step, [])
     for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
         row = evidence.rows[recorded.rollout]
         logprobs = _logprobs(model, row, evidence.config.temperature)
@@ -152,9 +185,16 @@ def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made
         gap = max((abs(own - seen) for own, seen in trained), default=0.0)
         made.largest_gap = max(gap, made.largest_gap)
         where = f"step {step.step}, rollout {row.rollout}"
-        if not gap <= tolerance and tolerance == LATER_PASS and math.isfinite(gap):
-            made.apart.append(Apart(where, gap, _sensitivity(model, logprobs, recorded.logprobs, row)))
-        elif not gap <= tolerance:
+        allowed = tolerance
+        if recorded.magnified is not None or not gap <= tolerance:
+            rounding = rounding_of(model, row, evidence.config.temperature, bands.logprob_gap_magnified)
+            allowed += rounding
+            if recorded.magnified is not None and not recorded.magnified <= SAME_ROUNDING * rounding:
+                yield f"{where}: rounding is said to explain {recorded.magnified:.1g} nats, it explains {rounding:.1g}"
+        if not gap <= allowed and tolerance == LATER_PASS and math.isfinite(gap):
+            sensitivity = _sensitivity(model, logprobs, recorded.logprobs, row)
+            made.apart.append(Apart(where, gap, sensitivity, allowed))
+        elif not gap <= allowed:
             yield f"{where}: its log-probabilities differ by {gap:.3g} nats"
         loss = _loss(evidence, logprobs, row, recorded) / divisor
         if loss.requires_grad:
@@ -193,6 +233,7 @@ def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row, recorded: Pass) 
 
 
 Parameters = dict[str, torch.nn.Parameter]
+Tensors = dict[str, torch.Tensor]
 
 
 def _norm(named: Parameters) -> float:
@@ -227,22 +268,24 @@ def _gradient_differences(evidence: Evidence, step: Step, named: Parameters) -> 
         yield f"step 1: {len(odd)} tensors have a gradient in one of recorded and done again, the first is {odd[0]}"
 
 
-def _update_differences(evidence: Evidence, named: Parameters, made: Retraining) -> Iterator[str]:
+def _update_differences(
+    where: str, named: Parameters, before: Tensors, after: Tensors, made: Retraining
+) -> Iterator[str]:
     product = again = saved = apart = 0.0
-    for name, before in evidence.initial_adapter.items():
-        mine = (named[name].detach().cpu() - before).double()
-        theirs = (evidence.adapter[name] - before).double()
+    for name, start in before.items():
+        mine = (named[name].detach().cpu() - start).double()
+        theirs = (after[name] - start).double()
         product += (mine * theirs).sum().item()
         again, saved = again + mine.square().sum().item(), saved + theirs.square().sum().item()
         apart += (mine - theirs).square().sum().item()
     made.distance = math.sqrt(apart)
     if not again or not saved:
         if again != saved:
-            yield f"{ADAPTER}: update of norm {math.sqrt(saved):.3g}, done again {math.sqrt(again):.3g}"
+            yield f"{where}: update of norm {math.sqrt(saved):.3g}, done again {math.sqrt(again):.3g}"
         return
     made.cosine, ratio = product / math.sqrt(again * saved), math.sqrt(again / saved)
     if not (abs(1 - made.cosine) <= UPDATE_BAND and abs(1 - ratio) <= UPDATE_BAND):
-        yield f"{ADAPTER}: its update has cosine {made.cosine:.6f}, norm ratio {ratio:.6f} to the one done again"
+        yield f"{where}: its update has cosine {made.cosine:.6f}, norm ratio {ratio:.6f} to the one done again"
 
 
 def reload_faults(evidence: Evidence, folder: Path) -> Iterator[str]:

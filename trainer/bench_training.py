@@ -21,12 +21,11 @@ from gyms.local import LocalGym
 from harness.bench import Figure, paired
 from trainer.audit import attach
 from trainer.bench import tell
-from trainer.config import TrainingConfig
+from trainer.config import TrainingConfig, training_config
 from trainer.grpo import GymTrainer, episode_of, rewards_of
 from trainer.gym_training import train
 from trainer.opening import opened_gym
 from trainer.policy import load_policy
-from trainer.prepare import training_config
 
 STEPS = 4
 ROUNDS = 5

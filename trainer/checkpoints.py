@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
@@ -67,13 +68,24 @@ def folder_of(run: Path, step: int) -> Path:
 
 
 def save(run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Path], object]) -> None:
-    """Make a checkpoint: ``write`` fills a folder below the one it is given and returns it, ``seal`` marks it."""
+    """Make a checkpoint: ``write`` fills a folder below the one it is given and returns it, ``seal`` marks it.
+
+    Raises HarnessError if it cannot be written whole.
+    """
     partial = run / FOLDER / _PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    made = write(partial)
-    seal(made)
     final = folder_of(run, step)
+    try:
+        made = write(partial)
+        seal(made)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # A full disk is a RuntimeError to torch.save.
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = str(error).strip().splitlines()[0][:200]
+        raise HarnessError(
+            f"{final} cannot be written ({reason}); those before are whole: make room, and go on"
+        ) from None
     # A run that goes on from an earlier step makes it anew.
     shutil.rmtree(final, ignore_errors=True)
     os.replace(made, final)

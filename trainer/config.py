@@ -6,11 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gyms import loaded
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 
 FORMAT = "gymqual.training/1"
 CONFIG = "training.json"
+POOL = 16
+"""Tasks of a frozen pool."""
 
 
 class _Frozen(BaseModel):
@@ -169,6 +172,19 @@ class TrainingConfig(_Frozen):
             return True
         chosen = (1, 2, self.steps) if isinstance(self.oracle_steps, str) else self.oracle_steps
         return step in chosen
+
+
+def training_config(policy: str, weights: str, gym: str, seed: int, steps: int = 8, pool: int = POOL) -> TrainingConfig:
+    """Return a configuration with a pool of the train split, which shares no record with sft, dev and test."""
+    return TrainingConfig(
+        gym=gym,  # type: ignore[arg-type]
+        policy=policy,
+        policy_weights=weights,
+        core=loaded.core_on_disk(),
+        seed=seed,
+        steps=steps,
+        tasks=tuple(f"v1/train/{seed}/{index}" for index in range(pool)),
+    )
 
 
 def read_config(path: Path) -> TrainingConfig:

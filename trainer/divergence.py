@@ -4,8 +4,24 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trainer.run_manifest import TRACE
+from harness.files import sha256_file
+from trainer import checkpoints
+from trainer.run_manifest import ADAPTER, TRACE
+from trainer.tensors import ADAPTER as TENSORS
 from trainer.trace import Record, read_trace
+
+
+def differences(one: Path, other: Path, steps: int) -> list[str]:
+    """Return what two completed runs, with a checkpoint at the last of their steps, differ in; empty if in nothing."""
+    last = checkpoints.folder_of(Path(), steps)
+    files = (Path(TRACE), Path(ADAPTER) / TENSORS, last / "optimizer.pt", last / "scheduler.pt")
+    told = first_difference(one, other)
+    differing = [name.as_posix() for name in files if _digest(one / name) != _digest(other / name)]
+    return ([told] if told else []) + differing
+
+
+def _digest(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else "missing"
 
 
 def first_difference(one: Path, other: Path) -> str | None:

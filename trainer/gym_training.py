@@ -40,7 +40,7 @@ from trainer.errors import AuditError
 from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
 from trainer.trace import read_trace
 
@@ -170,7 +170,7 @@ def _run(trainer: GymTrainer, checkpoint: Path | None) -> str:
     except InfrastructureError as error:
         return f"stopped: {error}"
     except KeyboardInterrupt:
-        return "stopped: interrupted"
+        return INTERRUPTED
     return COMPLETED
 
 
@@ -306,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
             _dry_run(config, options.gym_url, console)
             return 0
         folder = options.out or options.config.parent
-        with _sigterm_interrupts():
+        with sigterm_interrupts():
             run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
     except (HarnessError, InfrastructureError, AuditError, OSError) as error:
         print(f"gym_training: {error}", file=sys.stderr)
@@ -328,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM end a run as Ctrl-C does: what was finished is kept, and the gym's service is ended."""
     if threading.current_thread() is not threading.main_thread():
         yield

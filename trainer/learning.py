@@ -30,7 +30,7 @@ from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
 from trainer import replay_audit, run_manifest
-from trainer.config import CONFIG, TrainingConfig
+from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.errors import AuditError
 from trainer.evaluate import SEED as TASK_SEED
 from trainer.evaluate import Evaluation, measure
@@ -45,7 +45,6 @@ from trainer.learning_result import (
     FILES,
     GROUPS_PER_STEP,
     HELD,
-    INTERRUPTED,
     LIBRARIES,
     REPLAY,
     RUN,
@@ -66,8 +65,7 @@ from trainer.learning_result import (
 )
 from trainer.opening import GYMS
 from trainer.policy import POLICY_HELP, Policy, load_policy, policy_folder
-from trainer.prepare import training_config
-from trainer.run_manifest import ADAPTER, COMPLETED, PolicyRecord
+from trainer.run_manifest import ADAPTER, COMPLETED, INTERRUPTED, PolicyRecord
 from trainer.tensors import ADAPTER as TENSORS
 
 

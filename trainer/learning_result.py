@@ -38,7 +38,6 @@ GROUPS_PER_STEP = 4
 SIGNIFICANT = 0.05
 BLOCK = 8
 """Steps whose training success is averaged in the table."""
-INTERRUPTED = "stopped: interrupted"
 HELD = "held"
 LIBRARIES = ("torch", "trl", "transformers", "peft", "accelerate", "tokenizers")
 

@@ -8,6 +8,7 @@ the ids sampled.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -247,7 +248,10 @@ def _with_adapter(model: PreTrainedModel, adapter: Path) -> Any:
     if not (adapter / "adapter_config.json").is_file():
         raise HarnessError(f"--adapter {adapter}: holds no adapter_config.json; name the folder of a saved adapter")
     try:
-        return PeftModel.from_pretrained(model, str(adapter))
+        with warnings.catch_warnings():
+            # peft asks transformers in a way that will be removed; nothing to do about it here.
+            warnings.simplefilter("ignore", FutureWarning)
+            return PeftModel.from_pretrained(model, str(adapter))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise HarnessError(f"--adapter {adapter}: cannot be loaded ({_first_line(error)})") from None
 

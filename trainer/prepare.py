@@ -1,70 +1,121 @@
-"""Freeze a training run: a fresh task pool and the digests of everything that it depends on.
+"""Freeze a training run, or a matched experiment: fresh tasks, and the digests of everything that it depends on.
 
-python -m trainer.prepare RUN_DIR [--policy mini] [--gym nemo] [--seed 43] [--checkpoint-every STEPS]
+    python -m trainer.prepare RUN_DIR [--policy mini] [--gym nemo] [--seed 43] [--checkpoint-every STEPS]
+    python -m trainer.prepare --experiment DIR [--arms nemo openenv] [--policy mini] [--seed 43] [--steps 256]
+
+An experiment's protocol, ``DIR/protocol.md``, says what will be done and by which rules; ``trainer.schedule`` does it.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from gyms import loaded
+from gyms.base import InfrastructureError
 from harness.errors import HarnessError
-from trainer.config import CONFIG, TrainingConfig, write_config
+from trainer.config import CONFIG, POOL, TrainingConfig, training_config, write_config
+from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, write_plan
 from trainer.opening import GYMS
 from trainer.policy import POLICY_HELP, load_policy
 
-POOL = 16
-"""Tasks of a frozen pool."""
-
-
-def training_config(policy: str, weights: str, gym: str, seed: int, steps: int = 8, pool: int = POOL) -> TrainingConfig:
-    """Return a configuration with a pool of the train split, which shares no record with sft, dev and test."""
-    return TrainingConfig(
-        gym=gym,  # type: ignore[arg-type]
-        policy=policy,
-        policy_weights=weights,
-        core=loaded.core_on_disk(),
-        seed=seed,
-        steps=steps,
-        tasks=tuple(f"v1/train/{seed}/{index}" for index in range(pool)),
-    )
+RUN_STEPS = 8
+EXPERIMENT_STEPS = 256
+RUN_ONLY = ("gym", "checkpoint_every")
+EXPERIMENT_ONLY = ("arms", "dev_episodes", "test_episodes", "retention", "retention_problems")
+"""Options, by what they belong to."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, metavar="RUN_DIR", help=f"folder that gets {CONFIG}")
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--gym", choices=GYMS, default="nemo")
-    parser.add_argument("--seed", type=int, default=43)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: none (%(default)s)")
-    options = parser.parse_args(arguments)
-    path = options.folder / CONFIG
+    options = _parser().parse_args(arguments)
     try:
-        if path.exists():
-            raise HarnessError(f"{path} exists; a frozen run is not frozen again, name another folder")
-        policy = load_policy(options.policy)
-        pool = max(POOL, options.steps)
-        config = training_config(
-            options.policy, policy.identity.weights, options.gym, options.seed, options.steps, pool
-        )
-        config = TrainingConfig.model_validate({**config.model_dump(), "checkpoint_every": options.checkpoint_every})
-        options.folder.mkdir(parents=True, exist_ok=True)
-        write_config(config, path)
+        if (options.folder is None) == (options.experiment is None):
+            raise HarnessError("name one folder: RUN_DIR for a training run, or --experiment DIR")
+        _require_fitting(options)
+        print(_prepare_run(options) if options.folder else _prepare_experiment(options))
     except ValidationError as error:
         first = error.errors()[0]
         print(f"prepare: --{'.'.join(map(str, first['loc']))}: {first['msg']}", file=sys.stderr)
         return 2
-    except (HarnessError, OSError) as error:
+    except (HarnessError, InfrastructureError, OSError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
-    print(f"{path}: {config.policy} through {config.gym}, {config.steps} steps, {len(config.tasks)} tasks")
+    except KeyboardInterrupt:
+        print("prepare: interrupted; nothing was frozen", file=sys.stderr)
+        return 130
     return 0
+
+
+def _require_fitting(options: argparse.Namespace) -> None:
+    strange = RUN_ONLY if options.experiment else EXPERIMENT_ONLY
+    given = [f"--{name.replace('_', '-')}" for name in strange if getattr(options, name) is not None]
+    if given:
+        kind = "a training run, not to an experiment" if options.experiment else "an experiment, not to a training run"
+        raise HarnessError(f"{given[0]} belongs to {kind}; leave it out")
+
+
+def _prepare_run(options: argparse.Namespace) -> str:
+    path = options.folder / CONFIG
+    if path.exists():
+        raise HarnessError(f"{path} exists; a frozen run is not frozen again, name another folder")
+    policy, steps = load_policy(options.policy), RUN_STEPS if options.steps is None else options.steps
+    gym = options.gym or "nemo"
+    made = training_config(options.policy, policy.identity.weights, gym, options.seed, steps, max(POOL, steps))
+    config = TrainingConfig.model_validate({**made.model_dump(), "checkpoint_every": options.checkpoint_every or 0})
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, path)
+    return f"{path}: {config.policy} through {config.gym}, {config.steps} steps, {len(config.tasks)} tasks"
+
+
+def _prepare_experiment(options: argparse.Namespace) -> str:
+    folder: Path = options.experiment
+    if (folder / PLAN).exists():
+        raise HarnessError(f"{folder / PLAN} exists; name another folder, or run it: trainer.schedule")
+    steps = EXPERIMENT_STEPS if options.steps is None else options.steps
+    if steps < 1:
+        raise HarnessError(f"--steps {steps} must be at least 1")
+    data = retention_folder(options.retention)
+    plan = make_plan(
+        options.policy,
+        options.arms or list(GYMS),
+        options.seed,
+        steps,
+        data=data,
+        problems=options.retention_problems,
+        **{name: value for name in ("dev_episodes", "test_episodes") if (value := getattr(options, name)) is not None},
+    )
+    write_plan(plan, folder)
+    lines = [f"{folder / PROTOCOL}: {plan.policy.name} through {' and '.join(plan.arms)}, {steps} steps"]
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes), f"next: python -m trainer.schedule {folder}"])
+
+
+def retention_folder(named: Path | None) -> Path | None:
+    """Return the folder of MGSM: the one that is named, or the one of GYMQUAL_MGSM, or None."""
+    variable = os.environ.get("GYMQUAL_MGSM")
+    return named or (Path(variable) if variable else None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", metavar="RUN_DIR", help=f"folder that gets {CONFIG}")
+    parser.add_argument("--experiment", type=Path, metavar="DIR", help=f"folder that gets {PLAN}")
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
+    parser.add_argument("--seed", type=int, default=43)
+    parser.add_argument("--steps", type=int, help=f"default: {RUN_STEPS}, of an experiment {EXPERIMENT_STEPS}")
+    parser.add_argument("--gym", choices=GYMS, help="of a run (nemo)")
+    parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="of a run; 0, the default: none")
+    parser.add_argument("--arms", nargs="+", choices=GYMS, help=f"of an experiment ({' '.join(GYMS)})")
+    parser.add_argument("--dev-episodes", type=int, metavar="N", help="that select a candidate (256)")
+    parser.add_argument("--test-episodes", type=int, metavar="N", help="that assess it (512)")
+    parser.add_argument(
+        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (GYMQUAL_MGSM)"
+    )
+    parser.add_argument("--retention-problems", type=int, metavar="N", help="of each file, from its beginning (all)")
+    return parser
 
 
 if __name__ == "__main__":

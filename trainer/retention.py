@@ -14,13 +14,12 @@ problems of our own.
 """
 
 import argparse
-import hashlib
 import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -28,7 +27,7 @@ from rich.console import Console
 from torch.nn import functional
 
 from harness.errors import HarnessError
-from harness.files import readable_json, write_atomically
+from harness.files import readable_json, sha256_file, write_atomically
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.statistics import wilson
 from trainer.transcripts import render_ids, token_id
@@ -68,6 +67,16 @@ class Retention(BaseModel):
     nll_per_token: float
     """Mean over all tokens of question and gold answer, nats."""
     tokens: int
+    correct: list[bool] | None = None
+    """Exact match of each problem, in the file's order; null in results of before there were any."""
+
+
+class Assessed(NamedTuple):
+    """What asking came to."""
+
+    correct: list[bool]
+    nll_per_token: float
+    tokens: int
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -95,17 +104,43 @@ def stated_number(answer: str) -> int | None:
 
 
 @torch.inference_mode()
-def assess(policy: Policy, problems: list[Problem], say: Any) -> tuple[int, float, int]:
-    """Return (exact matches, negative log-likelihood per token in nats, tokens scored)."""
-    exact, total, tokens = 0, 0.0, 0
+def assess(policy: Policy, problems: list[Problem], say: Any) -> Assessed:
+    """Ask every problem once, greedily."""
+    correct: list[bool] = []
+    total, tokens = 0.0, 0
     for start in range(0, len(problems), BATCH):
         batch = problems[start : start + BATCH]
         for problem in batch:
             loss, count = _likelihood(policy, problem)
             total, tokens = total + loss, tokens + count
-        exact += sum(a == p.answer for a, p in zip(_answers(policy, batch), batch, strict=True))
+        correct += [a == p.answer for a, p in zip(_answers(policy, batch), batch, strict=True)]
         say(f"{start + len(batch)} of {len(problems)} problems")
-    return exact, total / tokens, tokens
+    return Assessed(correct, total / tokens, tokens)
+
+
+def measure(
+    policy: Policy, path: Path, say: Any, *, problems: int | None = None, adapter: str | None = None
+) -> Retention:
+    """Assess a policy on a file, or its first ``problems``; ``adapter`` is what the result calls the one it holds.
+
+    Raises HarnessError.
+    """
+    asked = read_problems(path)[:problems]
+    found = assess(policy, asked, say)
+    exact = sum(found.correct)
+    return Retention(
+        policy=policy.identity.to_json(),
+        adapter=adapter,
+        data=path.name,
+        data_sha256=sha256_file(path),
+        problems=len(asked),
+        exact=exact,
+        accuracy=exact / len(asked),
+        interval=wilson(exact, len(asked)),
+        nll_per_token=found.nll_per_token,
+        tokens=found.tokens,
+        correct=found.correct,
+    )
 
 
 def _likelihood(policy: Policy, problem: Problem) -> tuple[float, int]:
@@ -127,9 +162,10 @@ def _answers(policy: Policy, batch: list[Problem]) -> list[int | None]:
     ]
     longest = max(map(len, prompts))
     generate: Any = policy.model.generate
+    device = policy.model.device
     output = generate(
-        input_ids=torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts]),
-        attention_mask=torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
+        input_ids=torch.tensor([[padding] * (longest - len(ids)) + ids for ids in prompts], device=device),
+        attention_mask=torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts], device=device),
         max_new_tokens=MAX_NEW_TOKENS,
         do_sample=False,
         eos_token_id=token_id(tokenizer.eos_token_id),
@@ -160,22 +196,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         torch.set_num_threads(1)
         path = _data(options.data, options.probe, options.language)
-        problems, policy = read_problems(path), load_policy(options.policy, options.adapter)
+        # Before the policy is loaded, which takes longer.
+        read_problems(path)
+        policy = load_policy(options.policy, options.adapter)
         with console.status("") as status:
-            exact, nll, tokens = assess(policy, problems, status.update)
-        low, high = wilson(exact, len(problems))
-        result = Retention(
-            policy=policy.identity.to_json(),
-            adapter=str(options.adapter) if options.adapter else None,
-            data=path.name,
-            data_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            problems=len(problems),
-            exact=exact,
-            accuracy=exact / len(problems),
-            interval=(low, high),
-            nll_per_token=nll,
-            tokens=tokens,
-        )
+            result = measure(policy, path, status.update, adapter=str(options.adapter) if options.adapter else None)
         if options.out:
             write_atomically(options.out, readable_json(result.model_dump(mode="json")))
     except (HarnessError, OSError) as error:
@@ -184,9 +209,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("retention: interrupted; nothing was written", file=sys.stderr)
         return 130
-    console.print(f"{policy.identity.name} on {path.name}, {len(problems)} problems, sha256 {result.data_sha256[:16]}")
-    console.print(f"exact match: {exact} of {len(problems)} = {result.accuracy:.3f} [{low:.3f}, {high:.3f}]")
-    console.print(f"negative log-likelihood: {nll:.6f} nats a token over {tokens} tokens")
+    low, high = result.interval
+    problems = f"{result.exact} of {result.problems}"
+    console.print(
+        f"{policy.identity.name} on {path.name}, {result.problems} problems, sha256 {result.data_sha256[:16]}"
+    )
+    console.print(f"exact match: {problems} = {result.accuracy:.3f} [{low:.3f}, {high:.3f}]")
+    console.print(f"negative log-likelihood: {result.nll_per_token:.6f} nats a token over {result.tokens} tokens")
     return 0
 
 

@@ -19,6 +19,7 @@ TRACE = "trace.jsonl"
 INITIAL_ADAPTER = "initial_adapter"
 ADAPTER = "adapter"
 COMPLETED = "completed"
+INTERRUPTED = "stopped: interrupted"
 
 
 class _Model(BaseModel):

@@ -398,6 +398,7 @@ def an_adapter_for_another_model(run: Dump) -> None:
 
 POLICY_OWNERS: dict[Alteration, str] = {
     an_id_everywhere: "forward passes", a_better_answer: "transcripts", swapped_episodes: "transcripts",
-    both_logprobs: "forward passes", a_gap_excused_as_rounding: "forward passes", a_gradient_of_half_the_size: "gradients again",
+    both_logprobs: "forward passes", a_gap_excused_as_rounding: "forward passes",
+    a_gradient_of_half_the_size: "gradients again",
     another_adapter: "training again", another_policy: "policy", an_adapter_for_another_model: "adapter",
 }  # fmt: skip

@@ -23,11 +23,10 @@ from qualification.silent_bugs.result import HEALTHY, STEPS, Clean, Curve, Naive
 from qualification.training.small_run import played_here
 from trainer import gym_training, replay_audit
 from trainer.audit import Audit, attach
-from trainer.config import TrainingConfig
+from trainer.config import TrainingConfig, training_config
 from trainer.evaluate import evaluate
 from trainer.grpo import GymTrainer
 from trainer.policy import load_policy
-from trainer.prepare import training_config
 from trainer.rollout import Sampling
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
 from trainer.tensors import tensors_digest

@@ -17,10 +17,9 @@ from harness import reaper
 from harness.errors import NotTestable
 from harness.run import Run
 from harness.services import GymService, start_nemo, start_openenv
-from trainer.config import TrainingConfig
+from trainer.config import TrainingConfig, training_config
 from trainer.gym_training import train
 from trainer.policy import load_policy
-from trainer.prepare import training_config
 from trainer.run_manifest import TRACE, TrainingRun
 from trainer.trace import Record, read_trace
 

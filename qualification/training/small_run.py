@@ -17,9 +17,8 @@ from gyms.local import LocalGym, LocalSession
 from harness.files import readable_json, sha256_file
 from harness.manifest import MANIFEST
 from trainer import gym_training, run_manifest
-from trainer.config import CONFIG, TrainingConfig
+from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.policy import load_policy
-from trainer.prepare import training_config
 from trainer.run_manifest import TRACE
 
 

@@ -20,20 +20,18 @@ from gyms.launch import SECRET_VARIABLE
 from harness.checks import check, explain
 from harness.errors import HarnessError
 from harness.evidence import Evidence
-from harness.files import ROOT, sha256_file
+from harness.files import ROOT
 from harness.manifest import MANIFEST
 from harness.run import Run
 from qualification.training.qualified import qualification_config, served
 from qualification.training.small_run import train_locally
 from trainer import checkpoints, replay_audit, run_manifest
-from trainer.config import CONFIG, TrainingConfig, write_config
-from trainer.divergence import first_difference
+from trainer.config import CONFIG, TrainingConfig, training_config, write_config
+from trainer.divergence import differences, first_difference
 from trainer.errors import AuditError
 from trainer.grpo import GymTrainer
 from trainer.policy import load_policy
-from trainer.prepare import training_config
-from trainer.run_manifest import ADAPTER, COMPLETED, TRACE
-from trainer.tensors import ADAPTER as TENSORS
+from trainer.run_manifest import COMPLETED, TRACE
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -59,19 +57,6 @@ def config_of(**settings: Any) -> TrainingConfig:
     return TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "checkpoint_every": 1, **settings})
 
 
-def parted(one: Path, other: Path) -> list[str]:
-    """Return what two runs that should be one differ in."""
-    told = first_difference(one, other)
-    files = [
-        Path(TRACE),
-        Path(ADAPTER) / TENSORS,
-        checkpoints.folder_of(Path(), STEPS) / "optimizer.pt",
-        checkpoints.folder_of(Path(), STEPS) / "scheduler.pt",
-    ]
-    differing = [str(name) for name in files if sha256_file(one / name) != sha256_file(other / name)]
-    return ([told] if told else []) + differing
-
-
 @pytest.mark.cpu_qualification
 @check("TRAIN-11", broken="the_buffer_is_lost")
 def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, evidence: Evidence) -> None:
@@ -82,7 +67,7 @@ def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, evidence: Evid
         train_locally(config, whole)
         train_locally(config, part, stop_after=stop)
         try:
-            seen[name] = (train_locally(config, part, resume=True).outcome, parted(whole, part))
+            seen[name] = (train_locally(config, part, resume=True).outcome, differences(whole, part, STEPS))
         except (AuditError, HarnessError, OSError) as error:
             seen[name] = str(error)
     expected = dict.fromkeys(CASES, (COMPLETED, []))
@@ -121,7 +106,7 @@ def test_a_killed_process_is_continued_by_another(
         codes = [_ended(command, folders[0]), _killed(command, folders[1], number, step)]
         codes.append(_ended([*command, "--resume"], folders[1]))
     broken = replay_audit.audit(folders[1]).broken
-    seen = (codes[0], codes[2], parted(*folders), broken)
+    seen = (codes[0], codes[2], differences(folders[0], folders[1], STEPS), broken)
     assert seen == (0, 0, [], False), explain(
         subject=f"exit codes whole and continued, differences, and whether the replay is broken (killed: {codes[1]})",
         expected=(0, 0, [], False),
@@ -154,7 +139,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed(tmp_path: Path) 
         train_locally(config, tmp_path / name)
     (tmp_path / "part" / MANIFEST).unlink()
     outcome = train_locally(config, tmp_path / "part", resume=True).outcome
-    differing = parted(tmp_path / "whole", tmp_path / "part")
+    differing = differences(tmp_path / "whole", tmp_path / "part", STEPS)
     assert (outcome, differing) == (COMPLETED, []), explain(
         subject="outcome and differences of a run whose last step was taken again",
         expected=(COMPLETED, []),

@@ -78,9 +78,9 @@ def test_mgsm_likelihood_repeats(mgsm: Path, mini: Policy, evidence: Evidence) -
     """The negative log-likelihood of the same problems MUST be the same number twice, to the last bit."""
     problems = retention.read_problems(mgsm)[:SCORED]
     first, again = (retention.assess(mini, problems, lambda text: None) for _ in range(2))
-    evidence.measure(exact=first[0], nats_per_token=first[1], tokens=first[2])
+    evidence.measure(exact=sum(first.correct), nats_per_token=first.nll_per_token, tokens=first.tokens)
     assert first == again, explain(
-        subject=f"(exact matches, nats a token, tokens) of the first {SCORED} problems of {mgsm.name}",
+        subject=f"matches, nats a token and tokens of the first {SCORED} problems of {mgsm.name}",
         expected=first,
         got=again,
         cause="something is left undetermined: threads, batches or sampling",

@@ -1,0 +1,72 @@
+"""The report of a matched experiment: a folder of small files that every figure can be derived from again."""
+
+import shutil
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.files import readable_json, sha256_file, write_atomically
+from harness.manifest import MANIFEST
+from trainer.experiment.card import CARD, card
+from trainer.experiment.curves import CURVES, draw
+from trainer.experiment.files import RUN
+from trainer.experiment.frozen import read_plan
+from trainer.experiment.plan import Plan
+from trainer.experiment.result import NOTED, PARITY, SUMMARY, Summary, files_of, summarise
+from trainer.learning_result import compare_runs, read_result
+
+FOLDER = "report"
+_MADE = ".report"
+
+
+def write(plan: Plan, experiment: Path, notes: list[str]) -> Summary:
+    """Write an experiment's report, whole or not at all; raises HarnessError for results that do not fit together."""
+    folder = experiment / _MADE
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in files_of(plan):
+        source = experiment / path
+        if path.name == MANIFEST:
+            source = experiment / path.parent / RUN / MANIFEST
+        if path.as_posix() not in (NOTED, PARITY):
+            write_atomically(folder / path, source.read_bytes())
+    parity = compare_runs({arm: experiment / arm / RUN for arm in plan.arms})
+    told = parity.model_dump(mode="json") if parity else None
+    write_atomically(folder / PARITY, readable_json({"parity": told}))
+    write_atomically(folder / NOTED, readable_json({"items": notes}))
+    summary = summarise(folder, plan)
+    write_atomically(folder / CURVES, draw(summary))
+    write_atomically(folder / CARD, card(summary, plan).encode())
+    write_atomically(folder / SUMMARY, readable_json(summary.model_dump(mode="json")))
+    shutil.rmtree(experiment / FOLDER, ignore_errors=True)
+    folder.rename(experiment / FOLDER)
+    return summary
+
+
+def differences(folder: Path) -> list[str]:
+    """Derive everything that a report claims again; return what does not hold, by name."""
+    try:
+        plan, told = read_plan(folder), read_result(folder / SUMMARY, Summary)
+        altered = list(_altered(folder, told))
+        if altered:
+            return altered
+        found = summarise(folder, plan)
+    except HarnessError as error:
+        return [str(error)]
+    wrong = [name for name in Summary.model_fields if getattr(told, name) != getattr(found, name)]
+    made = {CARD: card(found, plan).encode(), CURVES: draw(found)}
+    return [f"{SUMMARY}: another {name} is found" for name in wrong] + [
+        f"{name}: is not what the summary gives"
+        for name, content in made.items()
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content
+    ]
+
+
+def _altered(folder: Path, told: Summary) -> list[str]:
+    """Return files that are missing, changed, or of no report."""
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    strange = sorted(present - told.files.keys() - {SUMMARY, CARD, CURVES})
+    changed = [
+        f"{name}: {'sha256 is another one' if name in present else 'is missing'}"
+        for name, digest in told.files.items()
+        if name not in present or sha256_file(folder / name) != digest
+    ]
+    return changed + [f"{name}: is not of this report" for name in strange]

@@ -1,0 +1,117 @@
+"""The resume qualification of an arm: a short training, and the same stopped and continued by another process."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from harness import reaper
+from harness.errors import HarnessError
+from harness.files import ROOT, sha256_file
+from harness.manifest import MANIFEST, Sha256
+from harness.process import Owner
+from trainer import replay_audit
+from trainer.config import CONFIG, TrainingConfig, write_config
+from trainer.divergence import differences
+from trainer.policy import policy_folder
+from trainer.run_manifest import TRACE
+from trainer.trace import Call, Row, read_trace
+
+WHOLE = "whole"
+PART = "part"
+LOG = "log.txt"
+PROCESS_LIMIT_S = 3600.0
+"""Of one short training, start included."""
+
+Class = Literal["exact", "same ids", "diverges"]
+"""exact: the same bytes; same ids: what was sampled and paid is the same, weights or log-probabilities differ."""
+
+
+class Resume(BaseModel):
+    """What a resume qualification came to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["gymqual.resume/1"] = "gymqual.resume/1"
+    steps: int
+    stopped_after: int
+    kind: Class
+    differences: tuple[str, ...]
+    """Where the two runs part; empty if exact."""
+    broken: tuple[str, ...]
+    """Claims of the continued run that its replay audit did not derive again."""
+    manifests: tuple[Sha256, Sha256]
+    """Of the uninterrupted run and the continued one."""
+
+
+def qualify(config: TrainingConfig, folder: Path, say: Callable[[str], object]) -> Resume:
+    """Train twice into ``folder``, once with an interruption; raises HarnessError for a training that broke."""
+    shutil.rmtree(folder, ignore_errors=True)
+    whole, part, stop = folder / WHOLE, folder / PART, config.steps // 2
+    owner = Owner()
+    try:
+        for run in (whole, part):
+            run.mkdir(parents=True)
+            write_config(config, run / CONFIG)
+        say(f"{config.steps} steps")
+        _train(whole, owner, code=0)
+        say(f"{stop} steps, stopped")
+        _train(part, owner, "--stop-after", str(stop), code=1)
+        say("continued by another process")
+        _train(part, owner, "--resume", code=0)
+    finally:
+        owner.close()
+    say("replay audit")
+    policy = policy_folder(config.policy)
+    lines = [line for run in (whole, part) for line in replay_audit.audit(run, policy).lines]
+    found = tuple(differences(whole, part, config.steps))
+    return Resume(
+        steps=config.steps,
+        stopped_after=stop,
+        kind="exact" if not found else "same ids" if _same_ids(whole, part) else "diverges",
+        differences=found,
+        broken=tuple(line for line in lines if line.startswith("BROKEN")),
+        manifests=(sha256_file(whole / MANIFEST), sha256_file(part / MANIFEST)),
+    )
+
+
+def _same_ids(one: Path, other: Path) -> bool:
+    """Whether two runs sampled and were paid the same."""
+
+    def said(run: Path) -> list[object]:
+        records = read_trace(run / TRACE)
+        return [r.sampled if isinstance(r, Call) else r.rewards for r in records if isinstance(r, Call | Row)]
+
+    return all(left == right for left, right in zip_longest(said(one), said(other)))
+
+
+def _train(run: Path, owner: Owner, *options: str, code: int) -> None:
+    """Train in a process that ends with this one, however it ends."""
+    command = [sys.executable, "-m", "trainer.gym_training", str(run / CONFIG), *options]
+    log = run.with_suffix(".log")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, reaper.RUN_VARIABLE: owner.nonce},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        ended = process.wait(PROCESS_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        ended = None
+    finally:
+        process.kill()
+        process.wait()
+    if ended != code:
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
+        how = f"did not end within {PROCESS_LIMIT_S:.0f} s" if ended is None else f"ended with {ended}, not {code}"
+        raise HarnessError(f"resume qualification: {' '.join(command[2:])} {how}; its log ends:\n{tail}")

@@ -1,0 +1,210 @@
+"""Carry a matched experiment out: stage after stage, each once, on from where it was stopped.
+
+    python -m trainer.prepare --experiment DIR
+    python -m trainer.schedule DIR [--status]
+
+Resume qualification of every arm, training of every arm, replay audits, selection on dev, one look at the test split,
+retention, report. Whatever ends it, a kill or a full disk too, the same command goes on: a finished stage is not run
+again, an interrupted training is continued from its newest checkpoint, bit for bit. A frozen input that was changed is
+refused. One schedule at a time works on a folder, and one training at a time on an accelerator.
+
+Exit code 0: the report is written; 1: a stage failed for what it found; 2: it could not be done; 130: interrupted.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.table import Table
+
+from gyms.base import InfrastructureError
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+from trainer.errors import AuditError
+from trainer.experiment import report
+from trainer.experiment.frozen import read_plan, require_unchanged
+from trainer.experiment.plan import Plan
+from trainer.experiment.protocol import digest
+from trainer.experiment.result import SUMMARY, Summary
+from trainer.experiment.stages import INEXACT, Experiment, Stage
+from trainer.gym_training import sigterm_interrupts
+from trainer.learning_card import agreement_words, words
+from trainer.learning_result import Stopped, read_result
+from trainer.prepare import retention_folder
+
+LOCK = ".schedule.lock"
+HOLDER = ".schedule.pid"
+BEGUN = "begun.json"
+"""The digest of the plan that the first stage was run by."""
+SECONDS = "seconds.json"
+"""How long each stage took."""
+
+
+def run(folder: Path, console: Console, data: Path | None, accepts_inexact: bool) -> Summary:
+    """Carry out what is left; raises HarnessError, InfrastructureError, AuditError, and Stopped for a failed stage."""
+    plan = read_plan(folder)
+    experiment = Experiment(plan, folder, console, data, accepts_inexact)
+    with _alone(folder):
+        _require_begun_by(plan, folder)
+        left = [stage for stage in experiment.stages() if not stage.done]
+        if left:
+            console.print(f"{len(left)} of {len(list(experiment.stages()))} stages are left")
+            with console.status("the frozen inputs"):
+                require_unchanged(plan, data, list(dict.fromkeys(stage.gym for stage in left if stage.gym)))
+        for stage in left:
+            started = time.monotonic()
+            stage.run()
+            _took(folder, stage, time.monotonic() - started)
+            console.print(f"{stage.name}: done in {_seconds(folder)[stage.name]:.0f} s{_rest(experiment, folder)}")
+    return read_result(folder / report.FOLDER / SUMMARY, Summary)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder, with a lock that is gone with its holder; raises HarnessError if another schedule does."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = "another process"
+        with suppress(OSError):
+            holder = f"process {(folder / HOLDER).read_text().strip()}"
+        raise HarnessError(f"{folder} is being run by {holder}; wait for it, or end it") from None
+    try:
+        (folder / HOLDER).write_text(str(os.getpid()))
+        yield
+    finally:
+        (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _require_begun_by(plan: Plan, folder: Path) -> None:
+    """Hold the plan to the one that the first stage was run by."""
+    path = folder / BEGUN
+    if not path.is_file():
+        write_atomically(path, readable_json({"plan": digest(plan)}))
+    elif json.loads(path.read_bytes()) != {"plan": digest(plan)}:
+        raise HarnessError(
+            f"{folder}: its plan was changed since it was begun; restore it, or prepare a new experiment"
+        )
+
+
+# ---- progress ---------------------------------------------------------------------------------------------
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    path = folder / SECONDS
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def _took(folder: Path, stage: Stage, seconds: float) -> None:
+    write_atomically(folder / SECONDS, readable_json({**_seconds(folder), stage.name: round(seconds, 1)}))
+
+
+def _estimates(experiment: Experiment, folder: Path) -> dict[str, float | None]:
+    """Return by stage that is left how many seconds it will take, by those of its kind; None if there are none."""
+    taken, stages = _seconds(folder), list(experiment.stages())
+    found: dict[str, float | None] = {}
+    for stage in (stage for stage in stages if not stage.done):
+        alike = [other for other in stages if other.kind == stage.kind and other.name in taken]
+        size = sum(other.size for other in alike)
+        found[stage.name] = sum(taken[other.name] for other in alike) / size * stage.size if alike else None
+    return found
+
+
+def _rest(experiment: Experiment, folder: Path) -> str:
+    """Return how much is left in words, as far as it can be known."""
+    left = _estimates(experiment, folder)
+    if not left:
+        return ""
+    known = [seconds for seconds in left.values() if seconds is not None]
+    unknown = f" and {len(left) - len(known)} of unknown length" if len(known) < len(left) else ""
+    return f"; {len(left)} left, about {sum(known) / 60:.0f} min{unknown}"
+
+
+def show_status(folder: Path, console: Console) -> None:
+    """Print every stage, what is done and how long the rest may take; raises HarnessError for no experiment."""
+    plan = read_plan(folder)
+    experiment = Experiment(plan, folder, console, None, False)
+    taken, left = _seconds(folder), _estimates(experiment, folder)
+    table = Table("stage", "state", "seconds")
+    for stage in experiment.stages():
+        if stage.done:
+            table.add_row(stage.name, "done", f"{taken[stage.name]:.0f}" if stage.name in taken else "")
+        else:
+            estimate = left.get(stage.name)
+            table.add_row(stage.name, f"left{_reached(stage)}", f"about {estimate:.0f}" if estimate else "")
+    console.print(table)
+    console.print(f"{len(taken)} stages were run{_rest(experiment, folder) or ', none is left'}")
+
+
+def _reached(stage: Stage) -> str:
+    kept = sorted((stage.file.parent / "checkpoints").glob("step-*")) if stage.kind == "training" else []
+    return f", checkpoint of step {int(kept[-1].name.removeprefix('step-'))}" if kept else ""
+
+
+# ---- the command ------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        if options.status:
+            show_status(options.folder, console)
+            return 0
+        torch.set_num_threads(read_plan(options.folder).threads)
+        with sigterm_interrupts():
+            summary = run(options.folder, console, retention_folder(options.retention), options.accept_inexact_resume)
+    except Stopped as stopped:
+        print(f"schedule: {stopped}", file=sys.stderr)
+        return 1
+    except (HarnessError, InfrastructureError, AuditError, OSError) as error:
+        print(f"schedule: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("schedule: interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)
+        return 130
+    _show(console, summary, options.folder)
+    return 0
+
+
+def _show(console: Console, summary: Summary, folder: Path) -> None:
+    table = Table("policy", "selected step", "test: strict success", "difference", "p", "retention")
+    table.add_row("baseline", "", words(summary.baseline_test), "", "", "")
+    for name, arm in summary.arms.items():
+        retention = ", ".join(sorted({each.verdict for each in arm.retention}))
+        figures = (words(arm.test), f"{arm.difference:+.3f}", f"{arm.p_value:.2g}", retention)
+        table.add_row(name, str(arm.selected), *figures)
+    console.print(table)
+    if summary.parity is not None:
+        console.print(agreement_words(summary.parity))
+    console.print(f"report: {folder / report.FOLDER / report.CARD}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.schedule", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="an experiment, see python -m trainer.prepare")
+    parser.add_argument("--status", action="store_true", help="show what is done and what is left; runs nothing")
+    parser.add_argument(
+        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (GYMQUAL_MGSM)"
+    )
+    parser.add_argument(
+        INEXACT, action="store_true", help="train although a continued training is not exact; goes on record"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

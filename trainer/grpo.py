@@ -232,6 +232,8 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
         gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         seed=config.seed,
+        # What is to be continued exactly must repeat exactly.
+        full_determinism=torch.cuda.is_available() and config.checkpoint_every > 0,
         logging_steps=1,
         report_to="none",
         save_strategy="steps" if config.checkpoint_every else "no",

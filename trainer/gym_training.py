@@ -9,6 +9,7 @@ finished until then is on disk, the manifest says why the run stopped, and the e
 """
 
 import argparse
+import os
 import platform
 import signal
 import sys
@@ -149,7 +150,7 @@ def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity)
         gym=identity.digest,
         versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         threads=torch.get_num_threads(),
-        processes=1,
+        processes=int(os.environ.get("WORLD_SIZE", "1")),
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}",
     )
 

@@ -74,8 +74,11 @@ def _prepare_experiment(options: argparse.Namespace) -> str:
     if (folder / PLAN).exists():
         raise HarnessError(f"{folder / PLAN} exists; name another folder, or run it: trainer.schedule")
     steps = EXPERIMENT_STEPS if options.steps is None else options.steps
-    if steps < 1:
-        raise HarnessError(f"--steps {steps} must be at least 1")
+    if steps < 2:
+        raise HarnessError(f"--steps {steps} must be at least 2: a training of one has no middle to be stopped in")
+    for name in ("dev_episodes", "test_episodes"):
+        if (episodes := getattr(options, name)) is not None and episodes < 1:
+            raise HarnessError(f"--{name.replace('_', '-')} {episodes} must be at least 1")
     data = retention_folder(options.retention)
     plan = make_plan(
         options.policy,

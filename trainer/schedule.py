@@ -54,7 +54,7 @@ def run(folder: Path, console: Console, data: Path | None, accepts_inexact: bool
     experiment = Experiment(plan, folder, console, data, accepts_inexact)
     with _alone(folder):
         _require_begun_by(plan, folder)
-        left = [stage for stage in experiment.stages() if not stage.done]
+        left = experiment.left()
         if left:
             console.print(f"{len(left)} of {len(list(experiment.stages()))} stages are left")
             with console.status("the frozen inputs"):
@@ -113,7 +113,7 @@ def _estimates(experiment: Experiment, folder: Path) -> dict[str, float | None]:
     """Return by stage that is left how many seconds it will take, by those of its kind; None if there are none."""
     taken, stages = _seconds(folder), list(experiment.stages())
     found: dict[str, float | None] = {}
-    for stage in (stage for stage in stages if not stage.done):
+    for stage in experiment.left():
         alike = [other for other in stages if other.kind == stage.kind and other.name in taken]
         size = sum(other.size for other in alike)
         found[stage.name] = sum(taken[other.name] for other in alike) / size * stage.size if alike else None
@@ -137,13 +137,13 @@ def show_status(folder: Path, console: Console) -> None:
     taken, left = _seconds(folder), _estimates(experiment, folder)
     table = Table("stage", "state", "seconds")
     for stage in experiment.stages():
-        if stage.done:
+        if stage.name not in left:
             table.add_row(stage.name, "done", f"{taken[stage.name]:.0f}" if stage.name in taken else "")
         else:
-            estimate = left.get(stage.name)
-            table.add_row(stage.name, f"left{_reached(stage)}", f"about {estimate:.0f}" if estimate else "")
+            estimate = left[stage.name]
+            table.add_row(stage.name, f"left{_reached(stage)}", "" if estimate is None else f"about {estimate:.0f}")
     console.print(table)
-    console.print(f"{len(taken)} stages were run{_rest(experiment, folder) or ', none is left'}")
+    console.print(_rest(experiment, folder).removeprefix("; ") or "none is left")
 
 
 def _reached(stage: Stage) -> str:

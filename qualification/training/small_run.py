@@ -22,7 +22,7 @@ from trainer.policy import load_policy
 from trainer.run_manifest import TRACE
 
 
-def _identified(gym: type[LocalGym], tasks: TaskSet, ends_after: int | None) -> LocalGym:
+def _identified(gym: type[LocalGym], name: str, tasks: TaskSet, ends_after: int | None) -> LocalGym:
     """Return a gym in this process under a gym's name; after ``ends_after`` sessions it is not reached any more."""
 
     class Identified(gym):
@@ -35,7 +35,7 @@ def _identified(gym: type[LocalGym], tasks: TaskSet, ends_after: int | None) -> 
             return super().open(task_id)
 
         def identity(self) -> GymIdentity:
-            return GymIdentity("nemo", "in process", "", (), "", "", loaded.core_on_disk())
+            return GymIdentity(name, "in process", "", (), "", "", loaded.core_on_disk())
 
     return Identified(tasks)
 
@@ -46,7 +46,7 @@ def played_here(gym: type[LocalGym] = LocalGym, ends_after: int | None = None, *
 
     @contextmanager
     def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[LocalGym]:
-        yield _identified(gym, tasks, ends_after)
+        yield _identified(gym, name, tasks, ends_after)
 
     names = {"opened_gym": opened, "find_stack": lambda gym: SimpleNamespace(deviation=None), **others}
     with patch.multiple(gym_training, **names):

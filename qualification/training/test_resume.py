@@ -4,11 +4,14 @@ The trace holds prompts, sampled ids, log-probabilities, rewards, gradients' nor
 step, so that two equal traces are two equal runs; adapter and optimizer are compared as well.
 """
 
+import json
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ from gyms.launch import SECRET_VARIABLE
 from harness.checks import check, explain
 from harness.errors import HarnessError
 from harness.evidence import Evidence
-from harness.files import ROOT
+from harness.files import ROOT, readable_json
 from harness.manifest import MANIFEST
 from harness.run import Run
-from qualification.training.qualified import qualification_config, served
+from qualification.training.qualified import qualification_config, require_device, served
 from qualification.training.small_run import train_locally
 from trainer import checkpoints, replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config, write_config
@@ -57,13 +60,25 @@ def config_of(**settings: Any) -> TrainingConfig:
     return TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "checkpoint_every": 1, **settings})
 
 
-@pytest.mark.cpu_qualification
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.cpu_qualification),
+        pytest.param("cuda", marks=pytest.mark.gpu_qualification),
+    ],
+)
 @check("TRAIN-11", broken="the_buffer_is_lost")
-def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, evidence: Evidence) -> None:
+def test_a_continued_run_is_the_uninterrupted_one(device: str, tmp_path: Path, evidence: Evidence) -> None:
     """A run that is stopped and goes on MUST leave the trace, adapter and optimizer of one that was not, to the bit."""
+    require_device(device)
     seen: dict[str, object] = {}
     for name, (stop, settings) in CASES.items():
-        config, whole, part = config_of(**settings), tmp_path / name / "whole", tmp_path / name / "part"
+        precision = "bf16" if device == "cuda" else "fp32"
+        config, whole, part = (
+            config_of(precision=precision, **settings),
+            tmp_path / name / "whole",
+            tmp_path / name / "part",
+        )
         train_locally(config, whole)
         train_locally(config, part, stop_after=stop)
         try:
@@ -146,6 +161,37 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed(tmp_path: Path) 
         got=(outcome, differing),
         cause="a run goes on behind its last step",
     )
+
+
+@pytest.mark.self_test
+def test_a_disk_that_is_full_mid_save_loses_nothing(tmp_path: Path) -> None:
+    """A checkpoint that cannot be written MUST end the run with one sentence; with room again it goes on exactly."""
+    config, (whole, part) = config_of(), (tmp_path / "whole", tmp_path / "part")
+    train_locally(config, whole)
+    train_locally(config, part, stop_after=2)
+    room = (checkpoints.folder_of(part, 2) / "optimizer.pt").stat().st_size - 1
+    with files_no_larger_than(room), pytest.raises(HarnessError) as refused:
+        train_locally(config, part, resume=True)
+    kept = sorted(path.name for path in (part / checkpoints.FOLDER).iterdir())
+    outcome = train_locally(config, part, resume=True).outcome
+    seen = ("step-00003 cannot be written" in str(refused.value), kept, outcome, differences(whole, part, STEPS))
+    assert seen == (True, ["step-00001", "step-00002"], COMPLETED, []), explain(
+        subject="(named, checkpoints kept, outcome with room again, differences)",
+        expected=(True, ["step-00001", "step-00002"], COMPLETED, []),
+        got=(str(refused.value), *seen[1:]),
+        cause="half a checkpoint is left in the place of a whole one",
+    )
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """Let the operating system refuse to write more of any file, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # ---- controls: what breaks exactness is seen, and refused where it can be known before --------------------------
@@ -261,6 +307,21 @@ def _other_trace(run: Path, config: TrainingConfig) -> TrainingConfig:
     return config
 
 
+def _marked(**changed: Any) -> Callable[[Path, TrainingConfig], TrainingConfig]:
+    """Let the checkpoint say that it was made in other surroundings."""
+
+    def spoil(run: Path, config: TrainingConfig) -> TrainingConfig:
+        path = checkpoints.folder_of(run, 2) / checkpoints.MARK
+        mark = json.loads(path.read_bytes())
+        for name, value in changed.items():
+            before = mark["surroundings"][name]
+            mark["surroundings"][name] = {**before, **value} if isinstance(value, dict) else value
+        path.write_bytes(readable_json(mark))
+        return config
+
+    return spoil
+
+
 def _no_checkpoint(run: Path, config: TrainingConfig) -> TrainingConfig:
     for step in (1, 2):
         checkpoints.folder_of(run, step).rename(run / f"elsewhere-{step}")
@@ -276,6 +337,12 @@ REFUSED: dict[str, tuple[Callable[[Path, TrainingConfig], TrainingConfig], str]]
     "a trace that ends before": (_short_trace, "has 100 bytes, step 2 was reached after"),
     "a trace that was changed": (_other_trace, "is not the one that step 2 was reached with"),
     "a run that is complete": (_completed, "is complete, there is nothing to go on with"),
+    "another number of processes": (_marked(processes=2), "processes was 2, is 1"),
+    "another library": (_marked(versions={"torch": "0.1"}), "torch was 0.1, is "),
+    "another gym": (_marked(gym="0" * 64), "gym was 0000"),
+    "another task core": (_marked(core="0" * 64), "core was 0000"),
+    "another policy": (_marked(policy="0" * 64), "policy was 0000"),
+    "another device": (_marked(device="an abacus"), "device was an abacus, is "),
     "no checkpoint": (_no_checkpoint, "has no checkpoint to go on from"),
 }
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from gyms import loaded
 from gyms.german_orders import GermanOrders
+from harness import __version__
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import Sha256
@@ -87,7 +88,8 @@ def gym_digest(arm: str) -> Sha256:
 
 def versions() -> dict[str, str]:
     """Return the versions that the sampled ids depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    own = {"gymqual": __version__, "python": platform.python_version()}
+    return {**own, **{name: version(name) for name in LIBRARIES}}
 
 
 def device() -> str:

@@ -70,15 +70,21 @@ def qualify(config: TrainingConfig, folder: Path, say: Callable[[str], object]) 
     say("replay audit")
     policy = policy_folder(config.policy)
     lines = [line for run in (whole, part) for line in replay_audit.audit(run, policy).lines]
-    found = tuple(differences(whole, part, config.steps))
+    kind, found = classify(whole, part, config.steps)
     return Resume(
         steps=config.steps,
         stopped_after=stop,
-        kind="exact" if not found else "same ids" if _same_ids(whole, part) else "diverges",
+        kind=kind,
         differences=found,
         broken=tuple(line for line in lines if line.startswith("BROKEN")),
         manifests=(sha256_file(whole / MANIFEST), sha256_file(part / MANIFEST)),
     )
+
+
+def classify(whole: Path, part: Path, steps: int) -> tuple[Class, tuple[str, ...]]:
+    """Return how exact a continued run of so many steps is, and where it parts from the uninterrupted one."""
+    found = tuple(differences(whole, part, steps))
+    return ("exact" if not found else "same ids" if _same_ids(whole, part) else "diverges"), found
 
 
 def _same_ids(one: Path, other: Path) -> bool:

@@ -97,6 +97,13 @@ class Experiment:
                 yield self._retention(arm, data, partial(self._selected, arm))
         yield of("report", "report", Path(report.FOLDER) / SUMMARY, self._report)
 
+    def left(self) -> list[Stage]:
+        """Return the stages that are to be run: those that are not done, and with any of them the report."""
+        stages = list(self.stages())
+        missing = [stage for stage in stages if not stage.done]
+        # A report is of all results, and the last stage.
+        return [*missing, stages[-1]] if missing and missing[-1] is not stages[-1] else missing
+
     def _stage(
         self, name: str, kind: str, file: Path, run: Callable[[Path], None], *, gym: str = "", size: int = 1
     ) -> Stage:

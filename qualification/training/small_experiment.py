@@ -1,0 +1,56 @@
+"""A matched experiment of two steps, whose trainings play their tasks in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.errors import HarnessError
+from qualification.training.small_run import played_here
+from trainer import schedule
+from trainer.config import TrainingConfig, training_config
+from trainer.experiment import resume
+from trainer.experiment.result import Summary
+from trainer.experiment.resume import Resume
+from trainer.learning_result import Stopped
+from trainer.policy import load_policy
+
+QUIET = Console(quiet=True)
+
+Freeze = Callable[..., Path]
+
+
+def qualified(kind: resume.Class) -> Callable[..., Resume]:
+    return lambda config, folder, say: Resume(
+        steps=2,
+        stopped_after=1,
+        kind=kind,
+        differences=() if kind == "exact" else ("record 3",),
+        broken=(),
+        manifests=("0" * 64, "0" * 64),
+    )
+
+
+def two_steps() -> TrainingConfig:
+    """A training of two steps, with a checkpoint at each."""
+    made = training_config("mini4", load_policy("mini4").identity.weights, "nemo", 43, 2)
+    return TrainingConfig.model_validate({**made.model_dump(), "checkpoint_every": 1})
+
+
+def scheduled(folder: Path, data: Path | None = None, *, accepts_inexact: bool = False) -> Summary:
+    with played_here():
+        return schedule.run(folder, QUIET, data, accepts_inexact)
+
+
+def refusal(folder: Path, **named: Any) -> str:
+    """Return what a schedule says to a folder, and that nothing was written or lost by it."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
+    said = "it was carried out"
+    try:
+        scheduled(folder, **named)
+    except (HarnessError, Stopped) as error:
+        said = str(error)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
+    lost = [path.name for path, content in before.items() if after.get(path) != content]
+    return said + (f" (changed: {lost})" if lost else "")

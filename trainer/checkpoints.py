@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ class Surroundings(BaseModel):
     config: dict[str, Any]
     """Content of training.json."""
     policy: Sha256
+    """Digest of the policy's identity: weights, config, tokenizer, template."""
     core: Sha256
     gym: Sha256
     """Digest of the gym's identity."""
@@ -77,19 +79,28 @@ def save(run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Pa
     partial.mkdir(parents=True)
     final = folder_of(run, step)
     try:
-        made = write(partial)
-        seal(made)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        # A full disk is a RuntimeError to torch.save.
+        with writing(final):
+            made = write(partial)
+            seal(made)
+    except HarnessError:
         shutil.rmtree(partial, ignore_errors=True)
-        reason = str(error).strip().splitlines()[0][:200]
-        raise HarnessError(
-            f"{final} cannot be written ({reason}); those before are whole: make room, and go on"
-        ) from None
+        raise
     # A run that goes on from an earlier step makes it anew.
     shutil.rmtree(final, ignore_errors=True)
     os.replace(made, final)
     shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise HarnessError where what is saved cannot be written: a full disk has another name in every library."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise HarnessError(
+            f"{path} cannot be written ({reason}); make room, and go on from the last checkpoint"
+        ) from None
 
 
 def mark(folder: Path, step: int, surroundings: Surroundings, trace: Path) -> None:

@@ -30,6 +30,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from gyms import loaded
 from gyms.base import GymIdentity, InfrastructureError
 from gyms.german_orders import GermanOrders
+from harness.device import exclusively
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
@@ -86,7 +87,10 @@ def train(
         _require_fresh(folder)
     tasks = GermanOrders()
     policy = prepare_policy(config)
-    with opened_gym(config.gym, gym_url, tasks, config.deadline_s) as gym:
+    with (
+        exclusively(device_name(), console.print),
+        opened_gym(config.gym, gym_url, tasks, config.deadline_s) as gym,
+    ):
         identity = gym.identity()
         here = _surroundings(config, policy, identity)
         if going_on is not None:
@@ -110,7 +114,8 @@ def train(
         )
         model: Any = trainer.model
         if going_on is None:
-            model.save_pretrained(folder / INITIAL_ADAPTER)
+            with checkpoints.writing(folder / INITIAL_ADAPTER):
+                model.save_pretrained(folder / INITIAL_ADAPTER)
         else:
             held = torch.load(going_on[0] / checkpoints.AUDIT, weights_only=True)
             audit.restore(read_trace(folder / TRACE), held)
@@ -127,7 +132,8 @@ def train(
     if outcome == COMPLETED and len(audit.steps) < config.steps:
         outcome = f"stopped: as asked, after step {len(audit.steps)}"
     if outcome == COMPLETED:
-        model.save_pretrained(folder / ADAPTER)
+        with checkpoints.writing(folder / ADAPTER):
+            model.save_pretrained(folder / ADAPTER)
         write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
     write_atomically(folder / TIMINGS, readable_json({name: round(value, 3) for name, value in seconds.items()}))
     write_atomically(folder / "README.md", _card(config, outcome, policy).encode())
@@ -145,14 +151,19 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints
 def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity) -> checkpoints.Surroundings:
     return checkpoints.Surroundings(
         config=config.model_dump(mode="json"),
-        policy=policy.identity.weights,
+        policy=policy.identity.digest,
         core=loaded.core_on_disk(),
         gym=identity.digest,
         versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         threads=torch.get_num_threads(),
         processes=int(os.environ.get("WORLD_SIZE", "1")),
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}",
+        device=device_name(),
     )
+
+
+def device_name() -> str:
+    """Return what trains: the accelerator's name, or the processor's kind."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
 
 
 def _seal(trainer: GymTrainer, audit: Audit, here: checkpoints.Surroundings) -> Callable[[Path], None]:

@@ -56,6 +56,11 @@ class PolicyIdentity:
         """Return plain JSON data."""
         return asdict(self)
 
+    @property
+    def digest(self) -> str:
+        """One sha256 over all of it."""
+        return _digest(self.to_json())
+
 
 @dataclass
 class Policy:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gyms.base import InfrastructureError
 from harness.errors import HarnessError
 from trainer.config import CONFIG, POOL, TrainingConfig, training_config, write_config
-from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, write_plan
+from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, require_empty, write_plan
 from trainer.opening import GYMS
 from trainer.policy import POLICY_HELP, load_policy
 
@@ -71,8 +71,7 @@ def _prepare_run(options: argparse.Namespace) -> str:
 
 def _prepare_experiment(options: argparse.Namespace) -> str:
     folder: Path = options.experiment
-    if (folder / PLAN).exists():
-        raise HarnessError(f"{folder / PLAN} exists; name another folder, or run it: trainer.schedule")
+    require_empty(folder)
     steps = EXPERIMENT_STEPS if options.steps is None else options.steps
     if steps < 2:
         raise HarnessError(f"--steps {steps} must be at least 2: a training of one has no middle to be stopped in")

@@ -1,18 +1,20 @@
 """Carry a matched experiment out: stage after stage, each once, on from where it was stopped.
 
     python -m trainer.prepare --experiment DIR
-    python -m trainer.schedule DIR [--status]
+    python -m trainer.schedule DIR [--status | --check]
 
 Resume qualification of every arm, training of every arm, replay audits, selection on dev, one look at the test split,
 retention, report. Whatever ends it, a kill or a full disk too, the same command goes on: a finished stage is not run
 again, an interrupted training is continued from its newest checkpoint, bit for bit. A frozen input that was changed is
 refused. One schedule at a time works on a folder, and one training at a time on an accelerator.
 
-Exit code 0: the report is written; 1: a stage failed for what it found; 2: it could not be done; 130: interrupted.
+``--check`` derives every figure of a finished report again from the files beside it.
+
+Exit code 0: the report is written, or holds; 1: a stage failed for what it found, or it does not hold; 2: it could not
+be done; 130: interrupted.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, RootModel
 from rich.console import Console
 from rich.table import Table
 
@@ -64,6 +67,9 @@ def run(folder: Path, console: Console, data: Path | None, accepts_inexact: bool
             stage.run()
             _took(folder, stage, time.monotonic() - started)
             console.print(f"{stage.name}: done in {_seconds(folder)[stage.name]:.0f} s{_rest(experiment, folder)}")
+        wrong = report.differences(folder / report.FOLDER)
+        if wrong:
+            raise Stopped(f"{folder / report.FOLDER}: {wrong[0]}; remove the report, and it is made anew")
     return read_result(folder / report.FOLDER / SUMMARY, Summary)
 
 
@@ -91,7 +97,7 @@ def _require_begun_by(plan: Plan, folder: Path) -> None:
     path = folder / BEGUN
     if not path.is_file():
         write_atomically(path, readable_json({"plan": digest(plan)}))
-    elif json.loads(path.read_bytes()) != {"plan": digest(plan)}:
+    elif read_result(path, _Begun).plan != digest(plan):
         raise HarnessError(
             f"{folder}: its plan was changed since it was begun; restore it, or prepare a new experiment"
         )
@@ -100,9 +106,17 @@ def _require_begun_by(plan: Plan, folder: Path) -> None:
 # ---- progress ---------------------------------------------------------------------------------------------
 
 
+class _Begun(BaseModel):
+    plan: str
+
+
+class _Seconds(RootModel[dict[str, float]]):
+    pass
+
+
 def _seconds(folder: Path) -> dict[str, float]:
     path = folder / SECONDS
-    return json.loads(path.read_bytes()) if path.is_file() else {}
+    return read_result(path, _Seconds).root if path.is_file() else {}
 
 
 def _took(folder: Path, stage: Stage, seconds: float) -> None:
@@ -151,6 +165,19 @@ def _reached(stage: Stage) -> str:
     return f", checkpoint of step {int(kept[-1].name.removeprefix('step-'))}" if kept else ""
 
 
+def check(folder: Path, console: Console) -> int:
+    """Print what does not hold in a report, or in an experiment's; return the exit code. Raises HarnessError."""
+    made = folder if (folder / SUMMARY).is_file() else folder / report.FOLDER
+    if not (made / SUMMARY).is_file():
+        raise HarnessError(f"{folder} holds no report; an experiment has one when it is carried out")
+    wrong = report.differences(made)
+    for each in wrong:
+        console.print(f"BROKEN  {each}")
+    if not wrong:
+        console.print(f"held    {made}: every figure, from {len(read_result(made / SUMMARY, Summary).files)} files")
+    return 1 if wrong else 0
+
+
 # ---- the command ------------------------------------------------------------------------------------------
 
 
@@ -158,10 +185,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
+    # Trainings in processes of their own have another working directory.
+    options.folder = options.folder.resolve()
     try:
         if options.status:
             show_status(options.folder, console)
             return 0
+        if options.check:
+            return check(options.folder, console)
         torch.set_num_threads(read_plan(options.folder).threads)
         with sigterm_interrupts():
             summary = run(options.folder, console, retention_folder(options.retention), options.accept_inexact_resume)
@@ -196,7 +227,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m trainer.schedule", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an experiment, see python -m trainer.prepare")
-    parser.add_argument("--status", action="store_true", help="show what is done and what is left; runs nothing")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--status", action="store_true", help="show what is done and what is left; runs nothing")
+    asked.add_argument("--check", action="store_true", help="derive the report's figures again; DIR may be a report")
     parser.add_argument(
         "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (GYMQUAL_MGSM)"
     )

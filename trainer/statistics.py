@@ -16,7 +16,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     shrink = 1 + Z_95**2 / trials
     centre = (share + Z_95**2 / (2 * trials)) / shrink
     half = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2)) / shrink
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Where nothing or everything succeeded, rounding may leave the share just outside.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
 @dataclass(frozen=True)

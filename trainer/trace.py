@@ -170,7 +170,7 @@ class Pass(_Record):
     normaliser: float
     """What the summed token losses of the pass are divided by."""
     magnified: float | None = None
-    """Nats that rounding explains at a place where sampler and loss lie farther apart than the band; null: nowhere."""
+    """Nats that rounding explains, at most, where sampler and loss lie farther apart than the band; null: nowhere."""
 
 
 class Oracle(_Record):

@@ -11,6 +11,7 @@ from harness.errors import NotTestable
 from harness.plugin import Planted
 
 if TYPE_CHECKING:
+    from qualification.training.small_experiment import Freeze
     from trainer.policy import Policy
 
 MISSING = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]
@@ -59,6 +60,14 @@ def mini() -> "Policy":
 def policy_name(request: pytest.FixtureRequest) -> str:
     """The policy that training checks train, from ``--policy``."""
     return request.config.option.policy
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> "Freeze":
+    """Freezes small experiments, whose trainings play their tasks in this process."""
+    from qualification.training.small_experiment import freezing
+
+    return freezing(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

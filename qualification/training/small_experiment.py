@@ -4,13 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from harness.errors import HarnessError
-from qualification.training.small_run import played_here
+from qualification.training.small_run import identity_here, played_here
 from trainer import schedule
 from trainer.config import TrainingConfig, training_config
-from trainer.experiment import resume
+from trainer.experiment import frozen, resume
+from trainer.experiment.frozen import make_plan, write_plan
 from trainer.experiment.result import Summary
 from trainer.experiment.resume import Resume
 from trainer.learning_result import Stopped
@@ -21,10 +23,25 @@ QUIET = Console(quiet=True)
 Freeze = Callable[..., Path]
 
 
+def freezing(patch: pytest.MonkeyPatch) -> Freeze:
+    """Return what freezes a plan of two steps into a folder; gyms and resume qualifications are not asked for."""
+    patch.setattr(frozen, "gym_digest", lambda arm: identity_here(arm).digest)
+    patch.setattr(resume, "qualify", qualified("exact"))
+    patch.delenv("GYMQUAL_MGSM", raising=False)
+    small = {"named": "mini4", "dev_episodes": 4, "test_episodes": 4, "problems": 2, "steps": 2, "arms": ("nemo",)}
+
+    def freeze(folder: Path, **changed: Any) -> Path:
+        sizes: dict[str, Any] = {**small, **changed}
+        write_plan(make_plan(seed=43, **sizes), folder)
+        return folder
+
+    return freeze
+
+
 def qualified(kind: resume.Class) -> Callable[..., Resume]:
     return lambda config, folder, say: Resume(
-        steps=2,
-        stopped_after=1,
+        steps=config.steps,
+        stopped_after=config.steps // 2,
         kind=kind,
         differences=() if kind == "exact" else ("record 3",),
         broken=(),

@@ -22,6 +22,11 @@ from trainer.policy import load_policy
 from trainer.run_manifest import TRACE
 
 
+def identity_here(name: str) -> GymIdentity:
+    """Return what a gym in this process says it is."""
+    return GymIdentity(name, "in process", "", (), "", "", loaded.core_on_disk())
+
+
 def _identified(gym: type[LocalGym], name: str, tasks: TaskSet, ends_after: int | None) -> LocalGym:
     """Return a gym in this process under a gym's name; after ``ends_after`` sessions it is not reached any more."""
 
@@ -35,7 +40,7 @@ def _identified(gym: type[LocalGym], name: str, tasks: TaskSet, ends_after: int 
             return super().open(task_id)
 
         def identity(self) -> GymIdentity:
-            return GymIdentity(name, "in process", "", (), "", "", loaded.core_on_disk())
+            return identity_here(name)
 
     return Identified(tasks)
 

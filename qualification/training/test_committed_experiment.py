@@ -11,6 +11,7 @@ import pytest
 from harness.checks import explain
 from harness.files import ROOT, readable_json, sha256_file
 from harness.manifest import MANIFEST
+from trainer import schedule
 from trainer.evaluate import Evaluation
 from trainer.experiment import report
 from trainer.experiment.card import CARD
@@ -173,6 +174,30 @@ ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         in_a_file(f"openenv/{MANIFEST}", lambda m: m.update(outcome="stopped: x")),
         "openenv/manifest.json: another outcome",
     ),
+    "a training through another gym": (
+        in_a_file(f"nemo/{MANIFEST}", lambda m: m["gym"].update(upstream="nemo-gym 99")),
+        "nemo/manifest.json: another gym",
+    ),
+    "a replay audit of another run": (
+        in_a_file("nemo/replay_audit.json", lambda r: r.update(manifest="0" * 64)),
+        "nemo/replay_audit.json: of another run",
+    ),
+    "a resume that differed": (
+        in_a_file("nemo/resume.json", lambda r: r.update(differences=["trace.jsonl"])),
+        "nemo/resume.json: its class does not follow",
+    ),
+    "a better total": (
+        in_a_file("nemo/test.json", lambda e: e["temperature_1"].update(solved=512)),
+        "nemo/test.json: its totals do not follow",
+    ),
+    "a better answer": (
+        in_a_file("nemo/retention-mgsm_en.json", lambda r: r.update(exact=250)),
+        "nemo/retention-mgsm_en.json: its totals do not follow",
+    ),
+    "a look at another adapter": (
+        in_a_file("looks.json", lambda looks: looks["items"][1].update(adapter="0" * 64)),
+        "looks.json: nemo was not looked at",
+    ),
     "other problems": (
         in_a_file("nemo/retention-mgsm_de.json", lambda r: r.update(data_sha256="0" * 64)),
         "nemo/retention-mgsm_de.json: another data_sha256",
@@ -186,15 +211,15 @@ ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS)
-def test_an_altered_experiment_is_named(alteration: str, tmp_path: Path) -> None:
-    """A single alteration of a copied report MUST be named, its digest written anew or not."""
+def test_an_altered_experiment_is_named(alteration: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An alteration that contradicts what stands beside it MUST be named, its digest written anew or not."""
     alter, named = ALTERATIONS[alteration]
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "copy"))
     alter(folder)
-    wrong = report.differences(folder)
-    assert any(named in each for each in wrong), explain(
-        subject=f"what does not hold after an alteration: {alteration}",
-        expected=f"{named!r} in one of them",
-        got=wrong or "nothing",
+    code, printed = schedule.main([str(folder), "--check"]), capsys.readouterr().out
+    assert (code, named in printed) == (1, True), explain(
+        subject=f"exit code and what does not hold after an alteration: {alteration}",
+        expected=(1, named),
+        got=(code, printed),
         cause="the figure is believed, or derived from what was altered",
     )

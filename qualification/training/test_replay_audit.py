@@ -208,6 +208,18 @@ def test_training_is_done_again_from_one_checkpoint_to_the_next(
     assert untried == ["untried training again: roundings add up over more than 1 steps without a checkpoint"]
 
 
+def test_what_was_done_again_is_judged_where_the_rest_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that is done again in part, a log-probability of that part MUST still be held to it."""
+    made = dump(train_small(tmp_path / "run", steps=3))
+    made.first("pass", step=2)["logprobs"][1] -= 0.5
+    made.write()
+    monkeypatch.setattr(weights, "MOST_STEPS", 2)
+
+    broken = broken_claims(made.folder)
+
+    assert "forward passes" in broken, told("forward passes", broken)
+
+
 def test_a_checkpoint_of_another_training_is_named(tmp_path: Path) -> None:
     made = dump(train_small(tmp_path / "run", checkpoint_every=1))
     path = checkpoints.folder_of(made.folder, 1) / TENSORS

@@ -1,53 +1,35 @@
-"""The schedule of a matched experiment: what it selects, what stops it, and what it refuses."""
+"""The schedule of a matched experiment: what it selects, what stops it, and what it puts on record."""
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from transformers import TrainerCallback
 
-from harness import device
 from harness.checks import explain
-from harness.errors import HarnessError
-from harness.files import ROOT, readable_json, sha256_file
+from harness.files import readable_json
 from harness.manifest import MANIFEST
 from qualification.training.small_experiment import QUIET, Freeze, qualified, refusal, scheduled, two_steps
 from qualification.training.small_run import played_here
-from trainer import checkpoints, gym_training, prepare, retention, schedule
+from trainer import checkpoints, gym_training, schedule
 from trainer.audit import Audit
-from trainer.config import CONFIG
 from trainer.errors import AuditError
-from trainer.experiment import frozen, report, resume
+from trainer.experiment import report, resume
 from trainer.experiment.card import CARD
-from trainer.experiment.files import BASELINE, RUN, TEST, selected
-from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, read_plan, write_plan
+from trainer.experiment.curves import draw
+from trainer.experiment.files import BASELINE, LOOKS, RUN, TEST, dev_file, selected
+from trainer.experiment.result import SUMMARY, Looks
 from trainer.grpo import GymTrainer
+from trainer.learning_result import Success
+from trainer.statistics import wilson
 
 pytestmark = [pytest.mark.self_test, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 ARMS = ("nemo", "openenv")
-
-
-@pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Freeze:
-    """Freezes a plan of two steps, whose gyms and resume qualification are not asked for; returns its folder."""
-    monkeypatch.setattr(frozen, "gym_digest", lambda arm: "0" * 64)
-    monkeypatch.setattr(resume, "qualify", qualified("exact"))
-    monkeypatch.delenv("GYMQUAL_MGSM", raising=False)
-
-    def freeze(folder: Path, **changed: Any) -> Path:
-        sizes = {"dev_episodes": 4, "test_episodes": 4, "problems": 2, "steps": 2, "arms": ("nemo",), **changed}
-        write_plan(make_plan("mini4", seed=43, **sizes), folder)
-        return folder
-
-    return freeze
 
 
 # ---- what is selected, and the class of a resume ----------------------------------------------------------------
@@ -173,197 +155,83 @@ def test_a_training_that_the_audit_stops_is_not_passed_over(
     )
 
 
-# ---- bad input --------------------------------------------------------------------------------------------------
-
-
-def _in_plan(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def alter(folder: Path) -> None:
-        content = json.loads((folder / PLAN).read_bytes())
-        change(content)
-        (folder / PLAN).write_bytes(readable_json(content))
-
-    return alter
-
-
-def _consistently(folder: Path) -> None:
-    """Another plan with its own protocol, after the first stage was run by the old one."""
-    (folder / schedule.BEGUN).write_bytes(readable_json({"plan": "0" * 64}))
-
-
-def _another_run(folder: Path) -> None:
-    config = {**json.loads(readable_json(two_steps().model_dump(mode="json"))), "learning_rate": 1e-3}
-    (folder / "nemo" / RUN).mkdir(parents=True)
-    (folder / "nemo" / RUN / CONFIG).write_bytes(readable_json(config))
-
-
-def _a_strangers_folder(folder: Path) -> None:
-    (folder / "nemo" / RUN).mkdir(parents=True)
-    (folder / "nemo" / RUN / "thesis.txt").write_text("mine")
-
-
-def _a_missing_shard(folder: Path) -> None:
-    """A training that was killed, with a file of its newest checkpoint gone."""
-    config = read_plan(folder).config("nemo")
-    with played_here():
-        gym_training.train(config, folder / "nemo" / RUN, None, QUIET, stop_after=1)
-    (checkpoints.folder_of(folder / "nemo" / RUN, 1) / "optimizer.pt").unlink()
-
-
-CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no plan": (lambda folder: (folder / PLAN).unlink(), "make one with python -m trainer.prepare --experiment"),
-    "half a plan": (lambda folder: (folder / PLAN).write_text("{"), "is no plan"),
-    "another learning rate": (_in_plan(lambda p: p["training"].update(learning_rate=1e-3)), "is not what"),
-    "another rule in the protocol": (
-        lambda folder: (folder / PROTOCOL).write_text((folder / PROTOCOL).read_text().replace("earliest", "latest")),
-        "is not what experiment.json says",
-    ),
-    "another plan than was begun": (_consistently, "its plan was changed since it was begun"),
-    "another training in its place": (_another_run, "is not the experiment's"),
-    "somebody's files in its place": (_a_strangers_folder, "holds thesis.txt and is no training run"),
-    "a missing shard": (_a_missing_shard, "optimizer.pt is not what was saved"),
-}
-
-
-@pytest.mark.parametrize("case", CHANGED)
-def test_a_changed_experiment_is_refused(case: str, plan: Freeze, tmp_path: Path) -> None:
-    """What was frozen and is another one MUST be refused by name, with everything left as it was."""
-    change, due = CHANGED[case]
-    folder = plan(tmp_path / "e")
-    change(folder)
-    said = refusal(folder)
-    assert (due in said, "changed:" in said) == (True, False), explain(
-        subject=f"a schedule of an experiment with {case}",
-        expected=(due, "nothing changed"),
-        got=said,
-        cause="a frozen input is read again without being held to its digest",
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "due"),
-    [
-        ("gym_digest", lambda arm: "1" * 64, "gym nemo was 0000"),
-        ("device", lambda: "an abacus", "device was cpu"),
-        ("versions", lambda: {"torch": "0.1"}, "torch was"),
-    ],
-    ids=["gym", "device", "libraries"],
-)
-def test_changed_surroundings_are_refused(
-    name: str, value: Any, due: str, plan: Freeze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_training_stopped_before_its_first_checkpoint_is_kept_aside(
+    plan: Freeze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another gym, device or library than was frozen MUST be refused by name."""
-    folder = plan(tmp_path / "e")
-    monkeypatch.setattr(frozen, name, value)
-    said = refusal(folder)
-    assert "the experiment is frozen, and " in said, said
-    assert due in said, said
+    """What was stopped and cannot go on MUST be kept and put on record before the training begins anew."""
+    folder = plan(tmp_path / "e", steps=16)
 
+    def stops(self: Audit) -> None:
+        raise AuditError("gradient", "planted")
 
-def test_other_retention_problems_are_refused(plan: Freeze, tmp_path: Path) -> None:
-    """Retention problems that are missing, or others than were frozen, MUST be refused by name."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for language in retention.LANGUAGES:
-        (data / f"mgsm_{language}.tsv").write_text("Eins und eins?\t2\nZwei und eins?\t3\n")
-    folder = plan(tmp_path / "e", data=data)
-    missing = refusal(folder)
-    (data / "mgsm_en.tsv").write_text("One and one?\t3\nTwo and one?\t3\n")
-    other = refusal(folder, data=data)
-    seen = ("name its folder with --retention or GYMQUAL_MGSM" in missing, "mgsm_en.tsv was" in other)
-    assert seen == (True, True), explain(
-        subject="(missing problems, other problems) are named",
-        expected=(True, True),
-        got=(missing, other),
-        cause="a file of the right name is taken for the one that was frozen",
-    )
-
-
-def test_two_schedules_do_not_share_a_folder(plan: Freeze, tmp_path: Path) -> None:
-    """A second schedule on a folder MUST be refused with the process that holds it, until that one is gone."""
-    folder = plan(tmp_path / "e")
-    (folder / schedule.HOLDER).write_text("4711")
-    with FileLock(folder / schedule.LOCK):
+    with monkeypatch.context() as patch:
+        patch.setattr(Audit, "_take_gradient", stops)
         said = refusal(folder)
-    assert "is being run by process 4711; wait for it, or end it" in said, said
-
-
-def test_an_accelerator_is_waited_for_and_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that another process holds MUST be waited for by name, not taken; a killed one holds nothing."""
-    monkeypatch.setenv("GYMQUAL_CACHE", str(tmp_path))
-    holds = (
-        "from harness.device import exclusively\nimport time\n"
-        "with exclusively('GPU of a test', print):\n    print('held', flush=True)\n    time.sleep(60)"
-    )
-    said: list[str] = []
-    monkeypatch.setattr(device, "_LOOK_S", 0.05)
-    with subprocess.Popen([sys.executable, "-c", holds], cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(HarnessError) as refused, device.exclusively("GPU of a test", said.append, limit_s=0.3):
-            raise AssertionError("two held it")
-        holder.kill()
-    with device.exclusively("GPU of a test", said.append, limit_s=10):
-        taken = True
-    named = f"GPU of a test is held by process {holder.pid}"
-    seen = (named in said[0], named in str(refused.value), taken)
-    assert seen == (True, True, True), explain(
-        subject="(waited by name, refused by name, taken once its holder was killed)",
+    notes = scheduled(folder).notes
+    kept = (folder / "nemo" / "run-stopped-1" / MANIFEST).is_file()
+    told = "nemo: training began anew, run-stopped-1 is kept (stopped: gradient: planted)" in notes
+    assert ("gradient: planted" in said, kept, told) == (True, True, True), explain(
+        subject="(named, its evidence is kept, on record)",
         expected=(True, True, True),
-        got=(said, str(refused.value), taken),
-        cause="the lock is a file that a killed holder leaves behind, or is not asked for",
+        got=(said, kept, notes),
+        cause="a training that was stopped is cleared away by the next schedule",
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "due"),
-    [
-        ([], "name one folder: RUN_DIR for a training run, or --experiment DIR"),
-        (["RUN", "--experiment", "E"], "name one folder"),
-        (["--experiment", "E", "--gym", "nemo"], "--gym belongs to a training run"),
-        (["RUN", "--arms", "nemo"], "--arms belongs to an experiment"),
-        (["RUN", "--retention-problems", "3"], "--retention-problems belongs to an experiment"),
-        (["--experiment", "E", "--arms", "nemo", "nemo"], "arms: nemo nemo names a gym twice"),
-        (["--experiment", "E", "--steps", "0"], "--steps 0 must be at least 2"),
-        (["--experiment", "E", "--steps", "1"], "--steps 1 must be at least 2"),
-        (["--experiment", "E", "--dev-episodes", "0"], "--dev-episodes 0 must be at least 1"),
-        (["--experiment", "E", "--retention-problems", "41"], "--retention-problems 41: probe_de.tsv has 40"),
-        (["--experiment", "E", "--retention", "nowhere"], "mgsm_de.tsv: cannot be read"),
-        (["--experiment", "E", "--policy", "nobody"], "--policy nobody: neither one of"),
-    ],
-)
-def test_bad_input_to_prepare_is_refused(
-    arguments: list[str],
-    due: str,
-    plan: Freeze,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Bad input MUST be refused with one sentence that names it, and nothing be written."""
-    monkeypatch.chdir(tmp_path)
-    code = prepare.main(arguments)
-    said, written = capsys.readouterr().err, sorted(path.name for path in tmp_path.rglob("*"))
-    seen = (code, due in said, len(said.splitlines()), written)
-    assert seen == (2, True, 1, []), explain(
-        subject=f"prepare {' '.join(arguments)}: exit code, named, lines said, files written",
-        expected=(2, due, 1, []),
-        got=(code, said, written),
-        cause="the plan is made of what was not looked at",
-    )
-
-
-def test_a_frozen_experiment_is_not_frozen_again(
-    plan: Freeze, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A folder that holds an experiment MUST be refused, and its plan stay the same bytes."""
+def test_a_second_look_at_the_test_split_is_on_record(plan: Freeze, tmp_path: Path) -> None:
+    """A look at the test split that is repeated MUST be told in the report, and one at another candidate refused."""
     folder = plan(tmp_path / "e")
-    before = sha256_file(folder / PLAN)
-    code = prepare.main(["--experiment", str(folder), "--policy", "mini4"])
-    assert (code, "exists; name another folder" in capsys.readouterr().err, sha256_file(folder / PLAN)) == (
-        2,
-        True,
-        before,
+    scheduled(folder)
+    (folder / "nemo" / TEST).unlink()
+    again = scheduled(folder).looks
+    told = "nemo: 2 times" in (folder / report.FOLDER / CARD).read_text()
+    looks = Looks.model_validate_json((folder / LOOKS).read_bytes())
+    other = Looks(items=tuple(look.model_copy(update={"adapter": "0" * 64}) for look in looks.items))
+    (folder / LOOKS).write_bytes(readable_json(other.model_dump(mode="json")))
+    (folder / "nemo" / TEST).unlink()
+    said = refusal(folder)
+    seen = (again, told, "to look again would be to choose on it" in said)
+    assert seen == ({"baseline": 1, "nemo": 2}, True, True), explain(
+        subject="(looks by owner, told in the card, another candidate is refused)",
+        expected=({"baseline": 1, "nemo": 2}, True, True),
+        got=(*seen[:2], said),
+        cause="one look is a file that can be removed",
     )
+
+
+def test_a_candidate_that_is_missing_is_not_replaced(plan: Freeze, tmp_path: Path) -> None:
+    """A checkpoint that is a candidate and gone MUST be named, and no other adapter assessed in its place."""
+    folder = plan(tmp_path / "e")
+    scheduled(folder)
+    shutil.rmtree(checkpoints.folder_of(folder / "nemo" / RUN, 1))
+    (folder / dev_file("nemo", 1)).unlink()
+    said = refusal(folder)
+    assert "step-00001 is missing, which is a candidate" in said, said
+
+
+def test_a_finished_report_that_was_changed_is_not_shown(plan: Freeze, tmp_path: Path) -> None:
+    """A schedule with nothing left to do MUST hold the report to its files before it shows it."""
+    folder = plan(tmp_path / "e")
+    scheduled(folder)
+    summary = folder / report.FOLDER / SUMMARY
+    content = json.loads(summary.read_bytes())
+    content["arms"]["nemo"]["p_value"] = 1e-9
+    summary.write_bytes(readable_json(content))
+    said = refusal(folder)
+    assert "another arms is found; remove the report, and it is made anew" in said, said
+
+
+def test_curves_are_drawn_of_all_and_of_nothing(plan: Freeze, tmp_path: Path) -> None:
+    """A report MUST be made where a candidate solved every dev task, and where one solved none."""
+    folder = plan(tmp_path / "e")
+    summary = scheduled(folder)
+    drawn = []
+    for solved, episodes in ((256, 256), (0, 3)):
+        success = Success(solved=solved, episodes=episodes, share=solved / episodes, interval=wilson(solved, episodes))
+        arm = summary.arms["nemo"]
+        told = tuple(each.model_copy(update={"dev": success}) for each in arm.candidates)
+        drawn.append(draw(summary.model_copy(update={"arms": {"nemo": arm.model_copy(update={"candidates": told})}})))
+    assert [b"</svg>" in each for each in drawn] == [True, True]
 
 
 def test_status_shows_what_is_done_and_left(plan: Freeze, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,9 @@ def card(summary: Summary, plan: Plan) -> str:
         "before. A synthetic development task: no figure here says anything about a model's worth elsewhere.",
         f"![Curves]({CURVES})",
         "## Held-out success",
-        f"The test split, looked at once: {plan.test.episodes} new records, temperature 1, strict success with 95 % "
-        "Wilson intervals; p of the exact two-sided McNemar test over pairs with the baseline. Greedy decides nothing.",
+        f"The test split, {_looked(summary)}: {plan.test.episodes} new records, temperature 1, strict success with "
+        "95 % Wilson intervals; p of the exact two-sided McNemar test over pairs with the baseline. Greedy "
+        "decides nothing.",
         _test(summary),
         "## Selection on dev",
         f"{plan.dev.episodes} episodes each; most strict successes, of equal ones the earliest (bold).",
@@ -60,6 +61,13 @@ def _verdict(summary: Summary) -> str:
     else:
         forgot = "what it knew was kept" if knew else "of the retention problems it knew nothing that it could lose"
     return f"**{said}; {forgot}, by the frozen rules.**"
+
+
+def _looked(summary: Summary) -> str:
+    often = {owner: times for owner, times in summary.looks.items() if times > 1}
+    if not often:
+        return "looked at once"
+    return f"looked at again after an interruption ({', '.join(f'{owner}: {n} times' for owner, n in often.items())})"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -10,6 +10,11 @@ BASELINE = "baseline"
 RUN = "run"
 RESUME = "resume.json"
 TEST = "test.json"
+REPLAY = "replay_audit.json"
+LOOKS = "looks.json"
+"""Every look at the test split: whose, and at which adapter."""
+NOTES = "notes.json"
+"""What was not planned: what a flag allowed, and trainings that went on after they were stopped."""
 
 
 def dev_file(owner: str, step: int = 0) -> Path:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from pydantic import ValidationError
 
 from gyms import loaded
@@ -21,7 +20,8 @@ from harness.manifest import Sha256
 from trainer import retention
 from trainer.config import TrainingConfig, training_config
 from trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
-from trainer.experiment.protocol import protocol
+from trainer.experiment.protocol import TITLE, protocol
+from trainer.gym_training import device_name
 from trainer.opening import opened_gym
 from trainer.policy import load_policy
 from trainer.run_manifest import PolicyRecord
@@ -65,7 +65,7 @@ def make_plan(
             policy=PolicyRecord(**policy.identity.to_json()),
             gyms={arm: gym_digest(arm) for arm in dict.fromkeys(arms)},
             versions=versions(),
-            device=device(),
+            device=device_name(),
             resume_steps=min(RESUME_STEPS, steps),
             dev=Assessment(split="dev", episodes=dev_episodes),
             test=Assessment(split="test", episodes=test_episodes),
@@ -92,11 +92,6 @@ def versions() -> dict[str, str]:
     return {**own, **{name: version(name) for name in LIBRARIES}}
 
 
-def device() -> str:
-    """Return what trains."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
-
-
 def retention_files(folder: Path | None) -> list[Path]:
     """Return the files of problems, German and English; without a folder the one of our own."""
     if folder is None:
@@ -113,10 +108,24 @@ def _data(path: Path, problems: int | None) -> RetentionData:
 
 def write_plan(plan: Plan, folder: Path) -> None:
     """Write plan and protocol; raises HarnessError where an experiment is already."""
-    if (folder / PLAN).exists():
-        raise HarnessError(f"{folder / PLAN} exists; a frozen experiment is not frozen again, name another folder")
+    require_empty(folder)
     write_atomically(folder / PROTOCOL, protocol(plan).encode())
     write_atomically(folder / PLAN, readable_json(plan.model_dump(mode="json")))
+
+
+def require_empty(folder: Path) -> None:
+    """Raise HarnessError for a folder in which an experiment would stand among other files."""
+    if (folder / PLAN).exists():
+        raise HarnessError(f"{folder / PLAN} exists; a frozen experiment is not frozen again, name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise HarnessError(f"{folder} is no folder; name another")
+    # A protocol alone is of a freezing that was killed.
+    others = sorted(path.name for path in folder.iterdir() if path.name != PROTOCOL) if folder.exists() else []
+    if others:
+        raise HarnessError(f"{folder} holds {others[0]}; name an empty folder")
+    told = folder / PROTOCOL
+    if told.is_file() and not told.read_bytes().startswith(TITLE.encode()):
+        raise HarnessError(f"{told} is not of an experiment; name an empty folder")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -133,7 +142,7 @@ def read_plan(folder: Path) -> Plan:
         where = ".".join(map(str, first["loc"])) or "the whole file"
         raise HarnessError(f"{path} is no plan ({where}: {first['msg']}); prepare a new experiment") from None
     told = folder / PROTOCOL
-    if not told.is_file() or told.read_text(encoding="utf-8") != protocol(plan):
+    if not told.is_file() or told.read_bytes() != protocol(plan).encode():
         raise HarnessError(f"{told} is not what {PLAN} says: one of them was changed; restore it, or prepare anew")
     return plan
 
@@ -143,11 +152,12 @@ def require_unchanged(plan: Plan, folder: Path | None, arms: Sequence[str]) -> N
 
     ``arms`` are those whose gyms are still needed. ``folder`` is that of MGSM.
     """
+    policy, libraries = load_policy(plan.training.policy).identity.to_json(), versions()
     now = {
         "core": (plan.training.core, loaded.core_on_disk()),
-        "policy": (plan.policy.weights, load_policy(plan.training.policy).identity.weights),
-        "device": (plan.device, device()),
-        **{name: (told, versions().get(name, "none")) for name, told in plan.versions.items()},
+        **{f"policy {name}": (str(told), str(policy[name])) for name, told in plan.policy.model_dump().items()},
+        "device": (plan.device, device_name()),
+        **{name: (told, libraries.get(name, "none")) for name, told in plan.versions.items()},
         **{data.name: (data.sha256, _sha256(path_of(data, folder))) for data in plan.retention},
         **{f"gym {arm}": (plan.gyms[arm], gym_digest(arm)) for arm in arms},
     }

@@ -59,7 +59,7 @@ class Plan(_Model):
     """Digest of each gym's live identity: served bytes, client, core, upstream's wheel and lock, interpreter."""
     versions: dict[str, str]
     device: str
-    threads: int = THREADS
+    threads: int = Field(default=THREADS, ge=1)
     resume_steps: int = Field(ge=2)
     """Steps of the resume qualification, which is stopped in the middle."""
     dev: Assessment
@@ -70,9 +70,13 @@ class Plan(_Model):
     """What is not as it should be, and is allowed."""
 
     @model_validator(mode="after")
-    def _arms_are_several(self) -> "Plan":
+    def _fits_together(self) -> "Plan":
         if len(set(self.arms)) != len(self.arms):
             raise ValueError(f"arms: {' '.join(self.arms)} names a gym twice")
+        if set(self.gyms) != set(self.arms):
+            raise ValueError("gyms: not those of the arms")
+        if self.training.checkpoint_every < 1:
+            raise ValueError("training.checkpoint_every: without checkpoints there is nothing to select from")
         return self
 
     def config(self, arm: str) -> TrainingConfig:

@@ -32,6 +32,9 @@ test is no held-out score |
 """
 
 
+TITLE = "# Protocol: "
+
+
 def protocol(plan: Plan) -> str:
     """Return the protocol."""
     training, rule = plan.training, plan.retention_rule
@@ -48,7 +51,7 @@ def protocol(plan: Plan) -> str:
     candidates = ", ".join(map(str, plan.candidates()))
     files = "; ".join(f"{d.problems} of `{d.name}` (sha256 {d.sha256[:16]})" for d in plan.retention)
     threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}"
-    return f"""# Protocol: {plan.policy.name} through {" and ".join(plan.arms)}
+    return f"""{TITLE}{plan.policy.name} through {" and ".join(plan.arms)}
 
 Frozen before anything ran. `experiment.json` is this protocol for programs, sha256
 `{digest(plan)}`; a run refuses another one.

@@ -1,6 +1,7 @@
 """The report of a matched experiment: a folder of small files that every figure can be derived from again."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -8,36 +9,38 @@ from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
 from trainer.experiment.card import CARD, card
 from trainer.experiment.curves import CURVES, draw
-from trainer.experiment.files import RUN
+from trainer.experiment.files import NOTES, RUN
 from trainer.experiment.frozen import read_plan
 from trainer.experiment.plan import Plan
-from trainer.experiment.result import NOTED, PARITY, SUMMARY, Summary, files_of, summarise
+from trainer.experiment.result import PARITY, SUMMARY, Notes, Parity, Summary, files_of, summarise
 from trainer.learning_result import compare_runs, read_result
 
 FOLDER = "report"
 _MADE = ".report"
 
 
-def write(plan: Plan, experiment: Path, notes: list[str]) -> Summary:
+def write(plan: Plan, experiment: Path) -> Summary:
     """Write an experiment's report, whole or not at all; raises HarnessError for results that do not fit together."""
-    folder = experiment / _MADE
+    folder, final = experiment / _MADE, experiment / FOLDER
+    if final.exists() and (strange := _strangers(final, {path.as_posix() for path in files_of(plan)})):
+        raise HarnessError(f"{final} holds {strange[0]}, which is of no report; move it away")
     shutil.rmtree(folder, ignore_errors=True)
     for path in files_of(plan):
         source = experiment / path
         if path.name == MANIFEST:
             source = experiment / path.parent / RUN / MANIFEST
-        if path.as_posix() not in (NOTED, PARITY):
+        if path.name == NOTES and not source.is_file():
+            write_atomically(folder / path, readable_json(Notes().model_dump(mode="json")))
+        elif path.name != PARITY:
             write_atomically(folder / path, source.read_bytes())
     parity = compare_runs({arm: experiment / arm / RUN for arm in plan.arms})
-    told = parity.model_dump(mode="json") if parity else None
-    write_atomically(folder / PARITY, readable_json({"parity": told}))
-    write_atomically(folder / NOTED, readable_json({"items": notes}))
+    write_atomically(folder / PARITY, readable_json(Parity(parity=parity).model_dump(mode="json")))
     summary = summarise(folder, plan)
     write_atomically(folder / CURVES, draw(summary))
     write_atomically(folder / CARD, card(summary, plan).encode())
     write_atomically(folder / SUMMARY, readable_json(summary.model_dump(mode="json")))
-    shutil.rmtree(experiment / FOLDER, ignore_errors=True)
-    folder.rename(experiment / FOLDER)
+    shutil.rmtree(final, ignore_errors=True)
+    folder.rename(final)
     return summary
 
 
@@ -60,10 +63,17 @@ def differences(folder: Path) -> list[str]:
     ]
 
 
+def _strangers(folder: Path, own: Collection[str]) -> list[str]:
+    """Return the files of a folder that no report has."""
+    known = {*own, SUMMARY, CARD, CURVES}
+    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
+    return [name for name in found if name not in known]
+
+
 def _altered(folder: Path, told: Summary) -> list[str]:
     """Return files that are missing, changed, or of no report."""
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    strange = sorted(present - told.files.keys() - {SUMMARY, CARD, CURVES})
+    strange = _strangers(folder, told.files)
     changed = [
         f"{name}: {'sha256 is another one' if name in present else 'is missing'}"
         for name, digest in told.files.items()

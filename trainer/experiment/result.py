@@ -1,31 +1,42 @@
 """What a matched experiment came to: derived from the files of its report alone."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from gyms.base import read_identity
 from harness.errors import HarnessError
 from harness.files import sha256_file
 from harness.manifest import MANIFEST, GymRecord, Sha256
 from trainer import checkpoints
 from trainer.evaluate import SEED as TASK_SEED
 from trainer.evaluate import Evaluation
-from trainer.experiment.files import BASELINE, RESUME, TEST, dev_file, retention_file, selected
+from trainer.experiment.files import (
+    BASELINE,
+    LOOKS,
+    NOTES,
+    REPLAY,
+    RESUME,
+    TEST,
+    dev_file,
+    retention_file,
+    selected,
+)
 from trainer.experiment.frozen import PLAN, PROTOCOL
 from trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
 from trainer.experiment.protocol import digest
 from trainer.experiment.resume import Resume
-from trainer.learning_result import HELD, REPLAY, Agreement, Success, read_result, success_of
+from trainer.learning_result import HELD, Agreement, Success, read_result, success_of
 from trainer.retention import Retention
 from trainer.run_manifest import ADAPTER, COMPLETED, TRACE, PolicyRecord, TrainingRun
-from trainer.statistics import paired
+from trainer.statistics import paired, wilson
 from trainer.tensors import ADAPTER as TENSORS
 
 SUMMARY = "summary.json"
 PARITY = "parity.json"
-NOTED = "notes.json"
 SIGNIFICANT = 0.05
 
 LIMITS = (
@@ -112,6 +123,8 @@ class Summary(_Model):
     arms: dict[str, Arm]
     parity: Agreement | None
     """Whether the arms sampled the same ids; null with one arm."""
+    looks: dict[str, int]
+    """How often the test split was looked at, by whose policy: more than once if it was interrupted."""
     notes: tuple[str, ...]
     """What was not planned, or is allowed."""
     limits: tuple[str, ...]
@@ -122,18 +135,43 @@ class Summary(_Model):
 def files_of(plan: Plan) -> list[Path]:
     """Return the files of a report that a summary is made of, in order."""
     owners = (BASELINE, *plan.arms)
-    found = [Path(PLAN), Path(PROTOCOL), Path(NOTED), Path(PARITY), dev_file(BASELINE)]
+    found = [Path(PLAN), Path(PROTOCOL), Path(NOTES), Path(LOOKS), Path(PARITY), dev_file(BASELINE)]
     found += [Path(arm) / name for arm in plan.arms for name in (RESUME, MANIFEST, REPLAY)]
     found += [dev_file(arm, step) for arm in plan.arms for step in plan.candidates()]
     found += [Path(owner) / TEST for owner in owners]
     return found + [retention_file(owner, data) for owner in owners for data in plan.retention]
 
 
-class _List(BaseModel):
-    items: tuple[str, ...]
+class Notes(_Model):
+    """What was not planned."""
+
+    items: tuple[str, ...] = ()
 
 
-class _Parity(BaseModel):
+class Look(_Model):
+    """One look at the test split."""
+
+    owner: str
+    adapter: Sha256 | None
+
+
+class Looks(_Model):
+    """Every look at the test split, put down before it."""
+
+    items: tuple[Look, ...] = ()
+
+
+class Replay(_Model):
+    """What the replay audit of a training run said."""
+
+    manifest: Sha256
+    """Of the run that it was asked of."""
+    lines: tuple[str, ...]
+
+
+class Parity(_Model):
+    """The comparison of the arms' traces."""
+
     parity: Agreement | None
 
 
@@ -152,11 +190,18 @@ def summarise(folder: Path, plan: Plan) -> Summary:
         baseline_test=success_of(before.temperature_1),
         baseline_greedy=success_of(before.greedy),
         arms={arm: _arm(folder, arm, plan, before) for arm in plan.arms},
-        parity=read_result(folder / PARITY, _Parity).parity,
-        notes=(*plan.notes, *read_result(folder / NOTED, _List).items),
+        parity=read_result(folder / PARITY, Parity).parity,
+        looks=dict(Counter(look.owner for look in read_result(folder / LOOKS, Looks).items)),
+        notes=(*plan.notes, *_deviations(folder, plan), *read_result(folder / NOTES, Notes).items),
         limits=LIMITS,
         files={path.as_posix(): sha256_file(folder / path) for path in files_of(plan)},
     )
+
+
+def _deviations(folder: Path, plan: Plan) -> Iterator[str]:
+    for arm in plan.arms:
+        run = read_result(folder / arm / MANIFEST, TrainingRun)
+        yield from (text for text in run.deviations if text not in plan.notes)
 
 
 def _arm(folder: Path, arm: str, plan: Plan, before: Evaluation) -> Arm:
@@ -164,7 +209,7 @@ def _arm(folder: Path, arm: str, plan: Plan, before: Evaluation) -> Arm:
     after = read_result(folder / arm / TEST, Evaluation)
     candidates = tuple(_candidate(folder, arm, step) for step in plan.candidates())
     pairs = paired(before.temperature_1.strict, after.temperature_1.strict)
-    lines = (folder / arm / REPLAY).read_text(encoding="utf-8").splitlines()
+    lines = read_result(folder / arm / REPLAY, Replay).lines
     return Arm(
         gym=run.gym,
         resume=read_result(folder / arm / RESUME, Resume).kind,
@@ -225,22 +270,39 @@ def strangers_within(folder: Path, plan: Plan) -> Iterator[str]:
             yield f"{arm}/{MANIFEST}: another outcome, configuration or policy"
         if run.core != plan.training.core or run.gym.core != run.core:
             yield f"{arm}/{MANIFEST}: another task core"
-        adapters[arm] = {step: _saved(run, step) for step in plan.candidates()}
+        if read_identity(run.gym.model_dump()).digest != plan.gyms[arm]:
+            yield f"{arm}/{MANIFEST}: another gym"
+        if read_result(folder / arm / REPLAY, Replay).manifest != sha256_file(folder / arm / MANIFEST):
+            yield f"{arm}/{REPLAY}: of another run"
+        yield from _foreign_resume(folder / arm / RESUME, plan)
+        adapters[arm] = {step: _saved(run, step, plan) for step in plan.candidates()}
     for owner, found in adapters.items():
         for step, adapter in found.items():
             yield from _foreign(folder / dev_file(owner, step), plan, plan.dev, adapter)
         solved = {step: _candidate(folder, owner, step).dev.solved for step in found}
         chosen = found[selected(solved)]
+        looks = [look.adapter for look in read_result(folder / LOOKS, Looks).items if look.owner == owner]
+        if set(looks) != {chosen}:
+            yield f"{LOOKS}: {owner} was not looked at, or for another adapter"
         yield from _foreign(folder / owner / TEST, plan, plan.test, chosen)
         for data in plan.retention:
             yield from _foreign_retention(folder / retention_file(owner, data), plan, data, chosen)
     yield from _foreign_parity(folder, plan)
 
 
-def _saved(run: TrainingRun, step: int) -> str:
+def _saved(run: TrainingRun, step: int, plan: Plan) -> str:
     """Return the sha256 of a run's adapter after a step, by its manifest."""
-    kept = checkpoints.folder_of(Path(), step) / TENSORS
-    return run.files.get(kept.as_posix()) or run.files.get(f"{ADAPTER}/{TENSORS}", "none")
+    kept = run.files.get((checkpoints.folder_of(Path(), step) / TENSORS).as_posix())
+    last = run.files.get(f"{ADAPTER}/{TENSORS}") if step == plan.training.steps else None
+    return kept or last or "none"
+
+
+def _foreign_resume(path: Path, plan: Plan) -> Iterator[str]:
+    made = read_result(path, Resume)
+    if (made.steps, made.stopped_after) != (plan.resume_steps, plan.resume_steps // 2):
+        yield f"{_told(path)}: of other steps"
+    if made.broken or (made.kind == "exact") != (not made.differences):
+        yield f"{_told(path)}: its class does not follow from its differences"
 
 
 def _foreign(path: Path, plan: Plan, what: Assessment, adapter: str | None) -> Iterator[str]:
@@ -252,10 +314,15 @@ def _foreign(path: Path, plan: Plan, what: Assessment, adapter: str | None) -> I
         "core": plan.training.core,
         "tasks": f"v1/{what.split}/{TASK_SEED}/0..{what.episodes - 1}",
         "sampling_seed": what.seed,
+        "split": what.split,
+        "test_split_consumed": what.split == "test",
     }
     yield from (f"{_told(path)}: another {name}" for name, value in due.items() if getattr(made, name) != value)
-    if {len(made.temperature_1.strict), len(made.greedy.strict)} != {what.episodes}:
-        yield f"{_told(path)}: another number of episodes"
+    for way in (made.temperature_1, made.greedy):
+        counted = success_of(way)
+        told = (way.episodes, way.solved, way.success, way.interval, sum(way.outcomes.values()))
+        if told != (what.episodes, counted.solved, counted.share, counted.interval, counted.episodes):
+            yield f"{_told(path)}: its totals do not follow from its episodes"
 
 
 def _foreign_retention(path: Path, plan: Plan, data: RetentionData, adapter: str | None) -> Iterator[str]:
@@ -268,13 +335,15 @@ def _foreign_retention(path: Path, plan: Plan, data: RetentionData, adapter: str
         "problems": data.problems,
     }
     yield from (f"{_told(path)}: another {name}" for name, value in due.items() if getattr(made, name) != value)
-    if len(made.correct or []) != data.problems:
-        yield f"{_told(path)}: another number of answers"
+    exact, asked = sum(made.correct or ()), len(made.correct or ())
+    told = (made.problems, made.exact, made.accuracy, made.interval)
+    if told != (asked, exact, exact / max(1, asked), wilson(exact, asked)):
+        yield f"{_told(path)}: its totals do not follow from its answers"
 
 
 def _foreign_parity(folder: Path, plan: Plan) -> Iterator[str]:
     """Yield where the comparison of the arms contradicts their manifests."""
-    told = read_result(folder / PARITY, _Parity).parity
+    told = read_result(folder / PARITY, Parity).parity
     if (told is None) != (len(plan.arms) < 2):
         yield f"{PARITY}: the arms are compared, or not, where they should"
     if told is None:

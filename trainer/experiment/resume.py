@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.files import ROOT, sha256_file
 from harness.manifest import MANIFEST, Sha256
 from harness.process import Owner
-from trainer import replay_audit
+from trainer import replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, write_config
 from trainer.divergence import differences
 from trainer.policy import policy_folder
@@ -25,7 +25,6 @@ from trainer.trace import Call, Row, read_trace
 
 WHOLE = "whole"
 PART = "part"
-LOG = "log.txt"
 PROCESS_LIMIT_S = 3600.0
 """Of one short training, start included."""
 
@@ -52,8 +51,12 @@ class Resume(BaseModel):
 
 def qualify(config: TrainingConfig, folder: Path, say: Callable[[str], object]) -> Resume:
     """Train twice into ``folder``, once with an interruption; raises HarnessError for a training that broke."""
-    shutil.rmtree(folder, ignore_errors=True)
     whole, part, stop = folder / WHOLE, folder / PART, config.steps // 2
+    own = {each.with_suffix(suffix).name for each in (whole, part) for suffix in ("", ".log")}
+    strange = sorted(path.name for path in folder.iterdir() if path.name not in own) if folder.exists() else []
+    if strange:
+        raise HarnessError(f"{folder} holds {strange[0]}, which is of no resume qualification; move it away")
+    shutil.rmtree(folder, ignore_errors=True)
     owner = Owner()
     try:
         for run in (whole, part):
@@ -63,6 +66,8 @@ def qualify(config: TrainingConfig, folder: Path, say: Callable[[str], object]) 
         _train(whole, owner, code=0)
         say(f"{stop} steps, stopped")
         _train(part, owner, "--stop-after", str(stop), code=1)
+        if (ended := run_manifest.read(part).outcome) != f"stopped: as asked, after step {stop}":
+            raise HarnessError(f"resume qualification: {part}: {ended}")
         say("continued by another process")
         _train(part, owner, "--resume", code=0)
     finally:

@@ -1,6 +1,5 @@
 """The stages of a matched experiment: each leaves one file, and is not run again once that is there."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from pydantic import BaseModel
 from rich.console import Console
 
+from gyms.base import read_identity
 from harness.device import exclusively
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
@@ -21,6 +21,9 @@ from trainer.evaluate import Evaluation, measure
 from trainer.experiment import report, resume
 from trainer.experiment.files import (
     BASELINE,
+    LOOKS,
+    NOTES,
+    REPLAY,
     RESUME,
     RUN,
     dev_file,
@@ -30,15 +33,15 @@ from trainer.experiment.files import (
 from trainer.experiment.files import TEST as TEST_FILE
 from trainer.experiment.frozen import path_of
 from trainer.experiment.plan import Assessment, Plan, RetentionData
-from trainer.experiment.result import SUMMARY
-from trainer.gym_training import train
-from trainer.learning_result import REPLAY, Stopped, read_result
+from trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
+from trainer.gym_training import PROBE, TIMINGS, train
+from trainer.learning_result import Stopped, read_result
 from trainer.policy import Policy, load_policy, policy_folder
-from trainer.run_manifest import ADAPTER, COMPLETED
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
 from trainer.tensors import ADAPTER as TENSORS
 
-NOTES = "notes.json"
-"""What was not planned: what a flag allowed, and trainings that went on after they were stopped."""
+OF_A_RUN = {CONFIG, TRACE, MANIFEST, ADAPTER, INITIAL_ADAPTER, PROBE, TIMINGS, checkpoints.FOLDER, "README.md", "trl"}
+"""What a training leaves."""
 INEXACT = "--accept-inexact-resume"
 
 
@@ -128,7 +131,7 @@ class Experiment:
     # ---- what each does ---------------------------------------------------------------------------------
 
     def _resume(self, arm: str, path: Path) -> None:
-        with self._console.status("") as status, exclusively(self.plan.device, self._console.print):
+        with self._console.status("") as status:
             made = resume.qualify(
                 self.plan.resume_config(arm),
                 path.parent / "resume",
@@ -150,13 +153,14 @@ class Experiment:
             ended = run_manifest.read(folder).outcome if (folder / MANIFEST).is_file() else "killed"
             self._note(f"{arm}: training went on from step {step} ({ended})")
         else:
-            _clear(folder)
-        with exclusively(self.plan.device, self._console.print):
-            run = train(config, folder, None, self._console, resume=step > 0)
+            self._begin_anew(arm, folder)
+        run = train(config, folder, None, self._console, resume=step > 0)
         if run.outcome == run_manifest.INTERRUPTED:
             raise KeyboardInterrupt
         if run.outcome != COMPLETED:
             raise Stopped(f"{arm}: {run.outcome}; its evidence is in {folder}")
+        if read_identity(run.gym.model_dump()).digest != self.plan.gyms[arm]:
+            raise Stopped(f"{arm}: trained through another gym than was frozen; its evidence is in {folder}")
 
     def _replay(self, arm: str, path: Path) -> None:
         with self._console.status(f"{arm}: the replay audit"):
@@ -164,11 +168,13 @@ class Experiment:
         if claims.broken:
             broken = next(line for line in claims.lines if line.startswith("BROKEN"))
             raise Stopped(f"{arm}: the replay audit of {path.parent / RUN}: {broken}")
-        write_atomically(path, "".join(f"{line}\n" for line in claims.lines).encode())
+        _write(path, Replay(manifest=sha256_file(path.parent / RUN / MANIFEST), lines=tuple(claims.lines)))
 
     def _evaluate(self, path: Path, name: str, what: Assessment, adapter: Path | None) -> None:
         policy, label = self._policy(adapter)
-        with self._console.status("") as status:
+        if what.split == "test":
+            self._look(path.parent.name, label)
+        with self._console.status("") as status, exclusively(self.plan.device, self._console.print):
             result = measure(
                 policy,
                 "local",
@@ -182,7 +188,7 @@ class Experiment:
 
     def _retain(self, path: Path, name: str, data: RetentionData, adapter: Path | None) -> None:
         policy, label = self._policy(adapter)
-        with self._console.status("") as status:
+        with self._console.status("") as status, exclusively(self.plan.device, self._console.print):
             result = retention.measure(
                 policy,
                 path_of(data, self._data),
@@ -193,7 +199,7 @@ class Experiment:
         _write(path, result)
 
     def _report(self, path: Path) -> None:
-        report.write(self.plan, self.folder, self._notes())
+        report.write(self.plan, self.folder)
 
     def _policy(self, adapter: Path | None) -> tuple[Policy, str | None]:
         policy = load_policy(self.plan.training.policy, adapter)
@@ -204,20 +210,52 @@ class Experiment:
     def _adapter(self, arm: str, step: int) -> Path:
         run = self.folder / arm / RUN
         kept = checkpoints.folder_of(run, step)
-        return kept if kept.is_dir() else run / ADAPTER
+        if kept.is_dir():
+            return kept
+        if step != self.plan.training.steps:
+            raise HarnessError(f"{kept} is missing, which is a candidate; restore it, or remove {run} to train again")
+        return run / ADAPTER
 
     def _selected(self, arm: str) -> Path:
         found = {step: read_result(self.folder / dev_file(arm, step), Evaluation) for step in self.plan.candidates()}
         return self._adapter(arm, selected({step: sum(made.temperature_1.strict) for step, made in found.items()}))
 
-    def _notes(self) -> list[str]:
-        path = self.folder / NOTES
-        return json.loads(path.read_bytes()) if path.is_file() else []
+    # ---- what is on record ------------------------------------------------------------------------------
 
     def _note(self, text: str) -> None:
-        known = self._notes()
+        path = self.folder / NOTES
+        known = read_result(path, Notes).items if path.is_file() else ()
         if text not in known:
-            write_atomically(self.folder / NOTES, readable_json([*known, text]))
+            _write(path, Notes(items=(*known, text)))
+
+    def _look(self, owner: str, adapter: str | None) -> None:
+        """Put a look at the test split on record, before it; raises Stopped for one at another candidate."""
+        path = self.folder / LOOKS
+        known = read_result(path, Looks).items if path.is_file() else ()
+        others = {look.adapter for look in known if look.owner == owner} - {adapter}
+        if others:
+            before, now = str(others.pop())[:16], str(adapter)[:16]
+            raise Stopped(
+                f"{owner}: the test split was looked at with adapter {before}, and {now} is selected now; "
+                "to look again would be to choose on it: prepare a new experiment"
+            )
+        _write(path, Looks(items=(*known, Look(owner=owner, adapter=adapter))))
+
+    def _begin_anew(self, arm: str, folder: Path) -> None:
+        """Clear what a training left that had no checkpoint yet; what an audit or a gym stopped is put aside."""
+        present = [path.name for path in folder.iterdir()] if folder.exists() else []
+        # One that begins with a point is of a write that was killed.
+        strange = sorted(name for name in present if name not in OF_A_RUN and not name.startswith("."))
+        if strange:
+            raise HarnessError(f"{folder} holds {strange[0]}, which is of no training; move it away")
+        if not (folder / MANIFEST).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        ended, number = run_manifest.read(folder).outcome, 1
+        while (aside := folder.with_name(f"{folder.name}-stopped-{number}")).exists():
+            number += 1
+        folder.rename(aside)
+        self._note(f"{arm}: training began anew, {aside.name} is kept ({ended})")
 
 
 def _write(path: Path, result: BaseModel) -> None:
@@ -233,13 +271,3 @@ def _reached(folder: Path, config: TrainingConfig) -> int:
     if not any((folder / checkpoints.FOLDER).glob("step-*")):
         return 0
     return checkpoints.newest(folder, config.steps)[1].step
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a training left that had no checkpoint yet, and nothing else."""
-    if not folder.exists():
-        return
-    strange = [path.name for path in folder.iterdir()]
-    if strange and not (folder / CONFIG).is_file():
-        raise HarnessError(f"{folder} holds {sorted(strange)[0]} and is no training run; name another folder")
-    shutil.rmtree(folder)

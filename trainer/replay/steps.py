@@ -167,8 +167,9 @@ def gap_faults(evidence: Evidence) -> Iterator[str]:
         for made in evidence.passes.get(step.step, []):
             drawn = [own - sampled for own, sampled in _at_equal_weights(evidence, made)]
             gaps += drawn
-            gap, band = max(map(abs, drawn), default=0.0), max(bands.logprob_gap, made.magnified or 0.0)
-            if gap > min(band, bands.logprob_gap_magnified):
+            gap, excused = max(map(abs, drawn), default=0.0), min(made.magnified or 0.0, bands.logprob_gap_magnified)
+            band = max(bands.logprob_gap, excused)
+            if gap > band:
                 yield f"step {step.step}: sampler and loss differ by {gap:.3g} nats at equal weights, over {band:g}"
             if made.magnified is not None and gap <= bands.logprob_gap:
                 yield f"step {step.step}, rollout {made.rollout}: rounding is said to explain what is within the band"

@@ -125,10 +125,10 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
     for step in evidence.steps:
         if made.steps and not exact:
             made.ended_by = "bf16 roundings add up over steps"
-            return made
-        if made.steps - begun == MOST_STEPS:
+        elif made.steps - begun == MOST_STEPS:
             made.ended_by = f"roundings add up over more than {MOST_STEPS} steps without a checkpoint"
-            return made
+        if made.ended_by:
+            break
         optimizer.zero_grad(set_to_none=True)
         tolerance = evidence.config.bands.logprob_gap if not exact else LATER_PASS if made.steps else FIRST_PASS
         with _precision(evidence, model):
@@ -137,7 +137,7 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
         if differences and _is_rounding(evidence, model, step, named):
             if step.gradient_norm:
                 made.ended_by = f"the gradient of step {step.step} is rounding alone"
-                return made
+                break
             for parameter in named.values():
                 parameter.grad = torch.zeros_like(parameter)
         else:
@@ -156,7 +156,7 @@ def retrain(evidence: Evidence, folder: Path) -> Retraining:
             for name, parameter in named.items():
                 parameter.data.copy_(saved[name])
             before, begun = saved, made.steps
-    if evidence.run.tensors is not None:
+    if evidence.run.tensors is not None and not made.ended_by:
         made.adapter += _update_differences(ADAPTER, named, before, evidence.adapter, made)
     _judge_apart(made)
     return made
@@ -283,9 +283,10 @@ def _update_differences(
         if again != saved:
             yield f"{where}: update of norm {math.sqrt(saved):.3g}, done again {math.sqrt(again):.3g}"
         return
-    made.cosine, ratio = product / math.sqrt(again * saved), math.sqrt(again / saved)
-    if not (abs(1 - made.cosine) <= UPDATE_BAND and abs(1 - ratio) <= UPDATE_BAND):
-        yield f"{where}: its update has cosine {made.cosine:.6f}, norm ratio {ratio:.6f} to the one done again"
+    cosine, ratio = product / math.sqrt(again * saved), math.sqrt(again / saved)
+    made.cosine = cosine if made.cosine is None else min(cosine, made.cosine)
+    if not (abs(1 - cosine) <= UPDATE_BAND and abs(1 - ratio) <= UPDATE_BAND):
+        yield f"{where}: its update has cosine {cosine:.6f}, norm ratio {ratio:.6f} to the one done again"
 
 
 def reload_faults(evidence: Evidence, folder: Path) -> Iterator[str]:

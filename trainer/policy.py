@@ -110,7 +110,7 @@ def load_policy(name: str, adapter: Path | None = None, dtype: torch.dtype = tor
         name=name if name in NAMED else folder.name,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        config=_digest(config.to_dict()),
+        config=sha256_file(folder / "config.json"),
         tokenizer=sha256_file(folder / "tokenizer.json"),
         chat_template=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest(),
         weights=hashlib.sha256("".join(map(sha256_file, weights)).encode()).hexdigest(),

@@ -90,8 +90,9 @@ def test_adding_a_gym_never_changed_the_baseline(other: str) -> None:
     """The baseline MUST be the frozen policy, with the outcome of each dev task that it had before and elsewhere."""
     before = Evaluation.model_validate_json(BASELINES[other].read_bytes())
     now = read_result(SAMPLE / dev_file(BASELINE), Evaluation)
-    keys = ("policy", "core", "tasks", "sampling_seed")
-    differing = [key for key in keys if getattr(now, key) != getattr(before, key)]
+    differing = [key for key in ("core", "tasks", "sampling_seed") if getattr(now, key) != getattr(before, key)]
+    digests = ("weights", "tokenizer", "chat_template")
+    differing += [name for name in digests if now.policy[name] != before.policy[name]]
     pairs = zip(now.temperature_1.strict, before.temperature_1.strict, strict=True)
     flipped = [number for number, (here, there) in enumerate(pairs) if here != there]
     assert (differing, flipped, now.gym) == ([], [], "local"), explain(

@@ -63,7 +63,7 @@ model's worth elsewhere.
 ## Stages, in order
 
 1. **Resume qualification** of each arm: {plan.resume_steps} steps as below; the same stopped after
-   {plan.resume_steps // 2 or 1} and continued by another process. Trace, adapter, optimizer and schedule must be the
+   {plan.resume_steps // 2} and continued by another process. Trace, adapter, optimizer and schedule must be the
    same bytes. Anything weaker ends the experiment, unless it is allowed by a recorded flag.
 2. **Training** of each arm, one at a time: {training.steps} steps of {training.groups_per_step} groups of
    {training.group_size} rollouts, a checkpoint every {training.checkpoint_every} steps, audited to the token.

@@ -1,5 +1,6 @@
 """The embedded policy: it is what its card says, learns only what it should, and is measured without error."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from harness.evidence import Evidence
 from qualification.training.scripted import ScriptedPolicy
 from trainer import retention, rollout, sft, statistics, transcripts
 from trainer.evaluate import Evaluation, evaluate
-from trainer.policy import EMBEDDED, FOLDER, Policy, load_policy
+from trainer.policy import EMBEDDED, FOLDER, Policy, load_policy, policy_folder
 from trainer.rollout import Sampling
 
 pytestmark = pytest.mark.cpu_qualification
@@ -196,4 +197,16 @@ def test_a_rebuilt_policy_is_the_same_to_the_byte(tmp_path: Path) -> None:
         expected=committed.weights,
         got=built.weights,
         cause="the build depends on threads, hash seed or library versions",
+    )
+
+
+def test_a_policy_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    """A policy's identity MUST follow from its files, and not from where they are."""
+    here = load_policy("mini4").identity
+    there = load_policy(str(shutil.copytree(policy_folder("mini4"), tmp_path / "mini4"))).identity
+    assert there == here, explain(
+        subject="identity of a copy of mini4",
+        expected=here,
+        got=there,
+        cause="a path stands in what is hashed",
     )

@@ -1,5 +1,5 @@
 # make qualify [GYM=nemo]   set up what is missing, run the qualification, print verdict and run directory
-# make test                 everything but the slow and the GPU checks, with lint and import rules
+# make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
 # make test-all             with the slow ones
 # make setup-train          add torch and the training libraries to .venv
 # make lint | lock | clean
@@ -8,6 +8,10 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 GYM ?= all
 PYTEST_ARGS ?=
+WORKERS ?= 2
+
+# A worker keeps a gym, or any other file, to itself.
+PARALLEL := -n $(WORKERS) --dist loadgroup
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,9 +28,11 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 qualify: setup setup-train
 	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
 
+# More threads than cores would only slow small models down.
+test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test: setup setup-train lint
-	$(BIN)/pytest -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
-	$(BIN)/pytest --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
 
 test-all: setup setup-train lint
 	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)

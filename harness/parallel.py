@@ -1,4 +1,4 @@
-"""Scheduling of parallel runs: one worker per gym, because a gym's checks share its server.
+"""Scheduling of parallel runs: one worker per gym, because a gym's checks share its server, and one per other file.
 
 pytest-xdist 3.8.0 appends ``xdist_group`` names to an attribute that pytest 9.2 no longer reads, so that its
 own ``--dist loadgroup`` spreads a group over all workers without a word. This scheduler takes its place.
@@ -12,10 +12,10 @@ from harness.stacks import STACKS
 
 
 class GymScheduling(LoadScopeScheduling):
-    """Keep what belongs to one gym on one worker; everything else goes wherever there is room."""
+    """Keep what belongs to one gym on one worker; every other file, which shares fixtures, goes where there is room."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return gym_of(nodeid) or nodeid
+        return gym_of(nodeid) or nodeid.partition("::")[0]
 
 
 def gym_of(nodeid: str) -> str | None:

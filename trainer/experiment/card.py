@@ -29,6 +29,7 @@ def card(summary: Summary, plan: Plan) -> str:
         "## Selection on dev",
         f"{plan.dev.episodes} episodes each; most strict successes, of equal ones the earliest (bold).",
         _selection(summary),
+        *_falls(summary),
         "## Retention",
         "Greedy answers that match exactly, and the negative log-likelihood a token of question and gold answer, "
         f"before and after. Lost: a significant fall of the one, or a rise of the other by more than "
@@ -93,6 +94,24 @@ def _selection(summary: Summary) -> str:
         cells[at] = f"**{cells[at]}**"
         rows.append([name, "", *cells])
     return _table(["steps", "0", *map(str, steps)], rows)
+
+
+def _falls(summary: Summary) -> list[str]:
+    """Return, where a candidate is significantly below one before it, how far training went astray."""
+    told = []
+    for name, arm in summary.arms.items():
+        falls = [
+            (best.dev.share - each.dev.share, best.step, each.step)
+            for number, each in enumerate(arm.candidates)
+            for best in arm.candidates[:number]
+            if each.dev.interval[1] < best.dev.interval[0]
+        ]
+        if falls:
+            fall, before, after = max(falls)
+            told.append(f"{name} by {fall:.3f} from step {before} to {after}")
+    if not told:
+        return []
+    return [f"Training was not steady: dev success fell, beyond the intervals, through {'; through '.join(told)}."]
 
 
 def _retention(summary: Summary) -> str:

@@ -20,6 +20,7 @@ from trainer.experiment.frozen import read_plan
 from trainer.experiment.result import PARITY, SUMMARY, Summary
 from trainer.learning_result import read_result
 from trainer.policy import load_policy
+from trainer.statistics import wilson
 
 pytestmark = pytest.mark.self_test
 
@@ -141,6 +142,13 @@ def another_outcome(content: dict[str, Any]) -> None:
     strict[strict.index(False)] = True
 
 
+def a_better_test(content: dict[str, Any]) -> None:
+    another_outcome(content)
+    told = content["temperature_1"]
+    solved, episodes = sum(told["strict"]), len(told["strict"])
+    told.update(solved=solved, success=solved / episodes, interval=wilson(solved, episodes))
+
+
 ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte of an evaluation": (
         lambda f: (f / "nemo/test.json").write_bytes((f / "nemo/test.json").read_bytes() + b" "),
@@ -153,7 +161,8 @@ ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another p value": (in_the_summary(lambda s: s["arms"]["nemo"].update(p_value=0.5)), "another arms is found"),
     "another selection": (in_the_summary(lambda s: s["arms"]["nemo"].update(selected=32)), "another arms is found"),
     "a note less": (in_the_summary(lambda s: s.update(notes=[])), "another notes is found"),
-    "an outcome, and its digest": (in_a_file("nemo/test.json", another_outcome), "another arms is found"),
+    "an outcome, and its digest": (in_a_file("nemo/test.json", another_outcome), "its totals do not follow"),
+    "an outcome, its totals, and its digest": (in_a_file("nemo/test.json", a_better_test), "another arms is found"),
     "the dev split as test": (
         in_a_file("nemo/test.json", lambda e: e.update(tasks="v1/dev/0/0..511")),
         "another tasks",

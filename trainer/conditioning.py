@@ -3,8 +3,8 @@
 Sampler and loss compute the same log-probability in other orders of sums (with and without a cache, padding, batch),
 and at other positions: TRL's loss passes none, so that a row stands as many places further as its prompt is padded, to
 which rotary attention is blind but for rounding. How much that comes to depends on the place. Where a deep model's
-attention is all but undecided, a last bit becomes a ten thousandth of a nat: one id in 100,000 of a training of
-``mini`` over 256 steps. So a gap beyond the band of ordinary places is held to what the same row, by itself, makes of
+attention is all but undecided, a last bit becomes a ten thousandth of a nat: at one place in two trainings of ``mini``
+over 256 steps. So a gap beyond the band of ordinary places is held to what the same row, by itself, makes of
 standing elsewhere.
 """
 

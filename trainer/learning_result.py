@@ -35,7 +35,6 @@ EPISODES = 256
 SAMPLING_SEED = 0
 """Of both evaluations. With another one the comparison would not be paired."""
 GROUPS_PER_STEP = 4
-SIGNIFICANT = 0.05
 BLOCK = 8
 """Steps whose training success is averaged in the table."""
 HELD = "held"
@@ -252,7 +251,7 @@ def summarise_arm(folder: Path) -> Arm:
         lost=pairs.lost,
         difference=pairs.difference,
         p_value=pairs.p_value,
-        significant_rise=pairs.gained > pairs.lost and pairs.p_value < SIGNIFICANT,
+        significant_rise=pairs.rose,
         training_success=tuple(step.strict for step in run.steps),
         varied_groups=run.varied_groups,
         groups=sum(step.groups for step in run.steps),

@@ -31,6 +31,7 @@ from rich.table import Table
 from gyms.base import InfrastructureError
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
+from trainer import checkpoints
 from trainer.errors import AuditError
 from trainer.experiment import report
 from trainer.experiment.frozen import read_plan, require_unchanged
@@ -161,7 +162,7 @@ def show_status(folder: Path, console: Console) -> None:
 
 
 def _reached(stage: Stage) -> str:
-    kept = sorted((stage.file.parent / "checkpoints").glob("step-*")) if stage.kind == "training" else []
+    kept = sorted((stage.file.parent / checkpoints.FOLDER).glob("step-*")) if stage.kind == "training" else []
     return f", checkpoint of step {int(kept[-1].name.removeprefix('step-'))}" if kept else ""
 
 

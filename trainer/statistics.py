@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
+SIGNIFICANT = 0.05
+"""p values below are called significant."""
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -34,6 +36,11 @@ class Paired:
     def difference(self) -> float:
         """Candidate's success minus the baseline's."""
         return (self.gained - self.lost) / self.trials
+
+    @property
+    def rose(self) -> bool:
+        """Whether the candidate is significantly better."""
+        return self.gained > self.lost and self.p_value < SIGNIFICANT
 
     @property
     def p_value(self) -> float:

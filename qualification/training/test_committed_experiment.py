@@ -1,16 +1,15 @@
 """The committed experiment: what its files say, the frozen baseline, and every alteration named."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.checks import explain
-from harness.files import ROOT, readable_json, sha256_file
+from harness.files import ROOT, sha256_file
 from harness.manifest import MANIFEST
+from qualification.training.alterations import Alteration, Change, another_outcome, in_json
 from trainer import schedule
 from trainer.evaluate import Evaluation
 from trainer.experiment import report
@@ -54,10 +53,11 @@ def test_the_committed_experiment_is_the_full_one() -> None:
         [(data.name, data.problems) for data in plan.retention],
         [arm.significant_rise for arm in summary.arms.values()],
         [arm.replay_others for arm in summary.arms.values()],
+        "not steady" in (SAMPLE / CARD).read_text(),
     )
-    due = (256, ARMS, {"exact"}, [("mgsm_de.tsv", 250), ("mgsm_en.tsv", 250)], [True, True], [(), ()])
+    due = (256, ARMS, {"exact"}, [("mgsm_de.tsv", 250), ("mgsm_en.tsv", 250)], [True, True], [(), ()], False)
     assert seen == due, explain(
-        subject="(steps, arms, resume, retention, significant rises, claims not derived again)",
+        subject="(steps, arms, resume, retention, significant rises, claims not derived again, told as not steady)",
         expected=due,
         got=seen,
         cause="a smaller experiment was committed, or one that failed",
@@ -115,31 +115,18 @@ def test_the_frozen_baseline_is_the_policy_on_disk() -> None:
     )
 
 
-def in_the_summary(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def alter(folder: Path) -> None:
-        summary = json.loads((folder / SUMMARY).read_bytes())
-        change(summary)
-        (folder / SUMMARY).write_bytes(readable_json(summary))
-
-    return alter
+def in_the_summary(change: Change) -> Alteration:
+    return in_json(SUMMARY, change)
 
 
-def in_a_file(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Alter a file, and write its digest anew as a careful forger would."""
+def in_a_file(name: str, change: Change) -> Alteration:
+    """Alter a file, and write its digest anew."""
 
     def alter(folder: Path) -> None:
-        path = folder / name
-        content = json.loads(path.read_bytes())
-        change(content)
-        path.write_bytes(readable_json(content))
-        in_the_summary(lambda summary: summary["files"].update({name: sha256_file(path)}))(folder)
+        in_json(name, change)(folder)
+        in_the_summary(lambda summary: summary["files"].update({name: sha256_file(folder / name)}))(folder)
 
     return alter
-
-
-def another_outcome(content: dict[str, Any]) -> None:
-    strict = content["temperature_1"]["strict"]
-    strict[strict.index(False)] = True
 
 
 def a_better_test(content: dict[str, Any]) -> None:
@@ -149,7 +136,7 @@ def a_better_test(content: dict[str, Any]) -> None:
     told.update(solved=solved, success=solved / episodes, interval=wilson(solved, episodes))
 
 
-ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
+ALTERATIONS: dict[str, tuple[Alteration, str]] = {
     "a byte of an evaluation": (
         lambda f: (f / "nemo/test.json").write_bytes((f / "nemo/test.json").read_bytes() + b" "),
         "nemo/test.json: sha256 is another one",

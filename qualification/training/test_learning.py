@@ -1,8 +1,6 @@
 """Learning: the committed result is what its files say, and training raises held-out success through every gym."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,8 +10,9 @@ from rich.console import Console
 from harness.checks import explain
 from harness.errors import HarnessError
 from harness.evidence import Evidence
-from harness.files import ROOT, readable_json, sha256_file
+from harness.files import ROOT, sha256_file
 from harness.manifest import MANIFEST
+from qualification.training.alterations import Alteration, Change, another_outcome, in_json
 from trainer import learning
 from trainer.config import CONFIG
 from trainer.learning import learn
@@ -56,38 +55,26 @@ def test_the_committed_result_is_a_significant_rise() -> None:
     )
 
 
-def in_the_summary(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def in_the_summary(change: Change) -> Alteration:
+    return in_json(SUMMARY, change)
+
+
+def in_a_file(name: str, change: Change) -> Alteration:
+    """Alter a file of the NeMo arm, and write its digest anew."""
+
     def alter(folder: Path) -> None:
-        summary = json.loads((folder / SUMMARY).read_bytes())
-        change(summary)
-        (folder / SUMMARY).write_bytes(readable_json(summary))
+        in_json(f"nemo/{name}", change)(folder)
+        digest = sha256_file(folder / "nemo" / name)
+        in_the_summary(lambda summary: summary["arms"]["nemo"]["files"].update({name: digest}))(folder)
 
     return alter
 
 
-def in_a_file(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Alter a file of the NeMo arm, and write its digest anew as a careful forger would."""
-
-    def alter(folder: Path) -> None:
-        path = folder / "nemo" / name
-        content = json.loads(path.read_bytes())
-        change(content)
-        path.write_bytes(readable_json(content))
-        in_the_summary(lambda summary: summary["arms"]["nemo"]["files"].update({name: sha256_file(path)}))(folder)
-
-    return alter
-
-
-def a_space_more(name: str) -> Callable[[Path], object]:
+def a_space_more(name: str) -> Alteration:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes() + b" ")
 
 
-def another_outcome(content: dict[str, Any]) -> None:
-    strict = content["temperature_1"]["strict"]
-    strict[strict.index(False)] = True
-
-
-ALTERATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
+ALTERATIONS: dict[str, tuple[Alteration, str]] = {
     "a byte of an evaluation": (a_space_more("nemo/after.json"), "nemo/after.json: sha256"),
     "a byte of a manifest": (a_space_more("openenv/manifest.json"), "openenv/manifest.json: sha256"),
     "a byte of the card": (a_space_more(CARD), f"{CARD}: is not what"),

@@ -72,7 +72,7 @@ def _strangers_in_the_report(folder: Path) -> None:
 
 CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no plan": (lambda folder: (folder / PLAN).unlink(), "make one with python -m trainer.prepare --experiment"),
-    "half a plan": (lambda folder: (folder / PLAN).write_text("{"), "is no plan"),
+    "half a plan": (lambda folder: (folder / PLAN).write_text("{"), "experiment.json is not what this command wrote"),
     "another learning rate": (_in_plan(lambda p: p["training"].update(learning_rate=1e-3)), "is not what"),
     "another rule in the protocol": (
         lambda folder: (folder / PROTOCOL).write_text((folder / PROTOCOL).read_text().replace("earliest", "latest")),

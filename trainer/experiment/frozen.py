@@ -22,6 +22,7 @@ from trainer.config import TrainingConfig, training_config
 from trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
 from trainer.experiment.protocol import TITLE, protocol
 from trainer.gym_training import device_name
+from trainer.learning_result import read_result
 from trainer.opening import opened_gym
 from trainer.policy import load_policy
 from trainer.run_manifest import PolicyRecord
@@ -30,6 +31,8 @@ PLAN = "experiment.json"
 PROTOCOL = "protocol.md"
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "numpy")
 GROUPS_PER_STEP = 2
+LEARNING_RATE = 2e-4
+"""Steady over 256 steps of ``mini``, where that of short runs, with twice the rollouts, is not; see the protocol."""
 CHECKPOINTS = 8
 """Candidates of the selection, at equal distances."""
 RESUME_STEPS = 4
@@ -54,7 +57,11 @@ def make_plan(
     """
     policy = load_policy(named)
     made = training_config(named, policy.identity.weights, arms[0], seed, steps, steps * GROUPS_PER_STEP)
-    chosen = {"groups_per_step": GROUPS_PER_STEP, "checkpoint_every": max(1, steps // CHECKPOINTS)}
+    chosen = {
+        "groups_per_step": GROUPS_PER_STEP,
+        "learning_rate": LEARNING_RATE,
+        "checkpoint_every": max(1, steps // CHECKPOINTS),
+    }
     notes = [*policy.notes]
     if data is None:
         notes.append("retention is asked of 40 German problems of our own: MGSM was not at hand (GYMQUAL_MGSM)")
@@ -131,16 +138,9 @@ def require_empty(folder: Path) -> None:
 def read_plan(folder: Path) -> Plan:
     """Read a plan; raises HarnessError for one that is missing, no plan, or no longer what its protocol says."""
     path = folder / PLAN
-    try:
-        plan = Plan.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise HarnessError(
-            f"{path} cannot be read ({error.strerror}); make one with python -m trainer.prepare --experiment {folder}"
-        ) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        raise HarnessError(f"{path} is no plan ({where}: {first['msg']}); prepare a new experiment") from None
+    if not path.exists():
+        raise HarnessError(f"{path} is missing; make one with python -m trainer.prepare --experiment {folder}")
+    plan = read_result(path, Plan)
     told = folder / PROTOCOL
     if not told.is_file() or told.read_bytes() != protocol(plan).encode():
         raise HarnessError(f"{told} is not what {PLAN} says: one of them was changed; restore it, or prepare anew")
@@ -148,7 +148,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def require_unchanged(plan: Plan, folder: Path | None, arms: Sequence[str]) -> None:
-    """Raise HarnessError naming the first frozen input that is another one now.
+    """Raise HarnessError naming every frozen input that is another one now.
 
     ``arms`` are those whose gyms are still needed. ``folder`` is that of MGSM.
     """

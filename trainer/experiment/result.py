@@ -37,13 +37,12 @@ from trainer.tensors import ADAPTER as TENSORS
 
 SUMMARY = "summary.json"
 PARITY = "parity.json"
-SIGNIFICANT = 0.05
 
 LIMITS = (
     "One policy, one seed: that learning is possible, not how much to expect.",
     "The arms serve one task core to one seed: they are one experiment through two services, not two.",
     "A synthetic development task and a policy whose errors were engineered to be corrected (see its card).",
-    "Held-out means new records with known wording. Dev selects; test was looked at once.",
+    "Held-out means new records with known wording. Dev selects; an experiment looks at test once.",
     "The embedded policies know no school mathematics: before and after, exact answers are chance and the "
     "log-likelihood is worse than a uniform guess. Their retention shows the procedure, not what a model forgets.",
     "Sums of floats depend on processor and library builds: elsewhere other ids may be sampled, with other figures.",
@@ -226,7 +225,7 @@ def _arm(folder: Path, arm: str, plan: Plan, before: Evaluation) -> Arm:
         lost=pairs.lost,
         difference=pairs.difference,
         p_value=pairs.p_value,
-        significant_rise=pairs.gained > pairs.lost and pairs.p_value < SIGNIFICANT,
+        significant_rise=pairs.rose,
         retention=tuple(_kept(folder, arm, data, plan.retention_rule) for data in plan.retention),
         replay_held=sum(line.startswith(HELD) for line in lines),
         replay_others=tuple(line for line in lines if not line.startswith(HELD)),
@@ -317,7 +316,7 @@ def _foreign(path: Path, plan: Plan, what: Assessment, adapter: str | None) -> I
         "split": what.split,
         "test_split_consumed": what.split == "test",
     }
-    yield from (f"{_told(path)}: another {name}" for name, value in due.items() if getattr(made, name) != value)
+    yield from _others(path, made, due)
     for way in (made.temperature_1, made.greedy):
         counted = success_of(way)
         told = (way.episodes, way.solved, way.success, way.interval, sum(way.outcomes.values()))
@@ -334,7 +333,7 @@ def _foreign_retention(path: Path, plan: Plan, data: RetentionData, adapter: str
         "data_sha256": data.sha256,
         "problems": data.problems,
     }
-    yield from (f"{_told(path)}: another {name}" for name, value in due.items() if getattr(made, name) != value)
+    yield from _others(path, made, due)
     exact, asked = sum(made.correct or ()), len(made.correct or ())
     told = (made.problems, made.exact, made.accuracy, made.interval)
     if told != (asked, exact, exact / max(1, asked), wilson(exact, asked)):
@@ -355,6 +354,10 @@ def _foreign_parity(folder: Path, plan: Plan) -> Iterator[str]:
         yield f"{PARITY}: the manifests' digests say otherwise"
     if told.first_difference is None and any(run.tokens.sampled + run.tokens.cut != told.tokens for run in runs):
         yield f"{PARITY}: the manifests count other tokens"
+
+
+def _others(path: Path, made: BaseModel, due: dict[str, Any]) -> Iterator[str]:
+    yield from (f"{_told(path)}: another {name}" for name, value in due.items() if getattr(made, name) != value)
 
 
 def _told(path: Path) -> str:

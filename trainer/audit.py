@@ -41,11 +41,14 @@ from trainer.objective import TrainedRow
 from trainer.optimizer_oracle import OptimizerOracle
 from trainer.parameters import Parameters
 from trainer.past import read_past
+from trainer.ranks import merged, ranks_of
 from trainer.settings import objective_of
 from trainer.step_record import summed_up
 from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 
 OracleAt = Callable[[int], bool]
+MEASURED: dict[str, Callable[[list[Any]], Any]] = {"gap": max, "kl": merged, "reference_kl": merged}
+"""What is measured of a step's passes, and how that of several processes is put together."""
 
 
 def attach(
@@ -67,11 +70,12 @@ def attach(
     ``rewards`` what an episode must be paid, by column; ``tasks`` is the order in which episodes' tasks are due.
     Without ``stops`` nothing is raised in training: what does not hold is kept in ``findings``, to study a trainer
     that is known to be broken. With ``goes_on`` the trace is one of an earlier part of the run: call ``restore`` next.
+    Of several processes each audits what it does; the first one writes the trace of them all.
     """
     last = trainer.args.max_steps
     chosen = oracle_at or (lambda step: step in (1, 2, last))
     allowed = bands or bands_of("bf16" if trainer.args.bf16 else "fp32")
-    writer = TraceWriter(Path(trace), goes_on=goes_on)
+    writer = TraceWriter(Path(trace), goes_on=goes_on) if ranks_of(trainer).is_first else None
     return Audit(trainer, writer, allowed, chosen, episodes, rewards, tasks, Findings(stops))
 
 
@@ -81,7 +85,7 @@ class Audit(TrainerCallback):
     def __init__(
         self,
         trainer: GRPOTrainer,
-        writer: TraceWriter,
+        writer: TraceWriter | None,
         bands: Bands,
         oracle_at: OracleAt,
         episodes: Callable[[Any], Episode] | None,
@@ -94,6 +98,7 @@ class Audit(TrainerCallback):
         self.rollouts: dict[int, Row] = {}
         self.tokens = {"sampled": 0, "external": 0, "cut": 0}
         self._trainer = trainer
+        self._ranks = ranks_of(trainer)
         self._writer = writer
         self._bands = bands
         self._oracle_at = oracle_at
@@ -104,6 +109,7 @@ class Audit(TrainerCallback):
         self.objective = objective_of(trainer)
         self.generation = GenerationAudit(trainer, self.objective, bands, findings, episodes, rewards, tasks)
         self._pending: list[Row] = []
+        self._pending_tokens = 0
         self._uses: dict[int, int] = {}
         self._sampled_by: dict[int, tuple[str, list[float | None]]] = {}
         self._in_loss = False
@@ -116,7 +122,7 @@ class Audit(TrainerCallback):
             objective=self.objective,
             end_ids=sorted(trainer.eos_token_ids),
         )
-        if not writer.goes_on:
+        if writer is not None and not writer.goes_on:
             writer.write(header)
         hooks = {
             "_generate_and_score_completions": self.on_generate_and_score_completions,
@@ -134,11 +140,6 @@ class Audit(TrainerCallback):
         return {"generation": self.generation.state(), "optimizer": self._optimizer.state()}
 
     @property
-    def trace(self) -> Path:
-        """The trace, of which all that was written is on disk."""
-        return self._writer.path
-
-    @property
     def audits_updates(self) -> bool:
         """Whether the optimizer is one whose steps are computed again: AdamW as the arguments name it."""
         return self._optimizer.audited
@@ -148,7 +149,8 @@ class Audit(TrainerCallback):
         past = read_past(trace)
         for row in past.rows:
             self._note(row, *past.sampled_by[row.rollout])
-        self._pending, self._uses = past.pending, past.uses
+        share = len(past.pending) // self._ranks.count
+        self._begin(past.pending, past.pending[self._ranks.rank * share :][:share], past.uses)
         self.steps = past.steps
         self._policy_before = past.steps[-1].policy_after
         self._optimizer.restore(state["optimizer"])
@@ -168,12 +170,21 @@ class Audit(TrainerCallback):
         self.generation.require_inputs(inputs)
         output = self._trl["_generate_and_score_completions"](inputs)
         policy = self.policy_digest()
-        calls, episodes, made, drawn = self.generation.records(output, inputs, len(self._sampled_by), policy)
-        self._writer.write(*calls, *episodes, *made)
-        for row in made:
-            self._note(row, policy, drawn[row.rollout])
-        self._pending, self._uses = made, {row.rollout: 0 for row in made}
+        batch = self.generation.records(output, inputs, len(self._sampled_by), policy)
+        self._write(*batch.calls, *batch.episodes, *batch.rows)
+        for row in batch.rows:
+            self._note(row, policy, batch.drawn[row.rollout])
+        self._begin(batch.rows, batch.own, {})
         return output
+
+    def _begin(self, rows: Sequence[Row], own: list[Row], uses: Mapping[int, int]) -> None:
+        """Let the rows of a generation batch be due for training, ``own`` in this process."""
+        self._pending, self._uses = own, {row.rollout: uses.get(row.rollout, 0) for row in own}
+        self._pending_tokens = sum(sum(row.mask) for row in rows)
+
+    def _write(self, *records: Record) -> None:
+        if self._writer is not None:
+            self._writer.write(*records)
 
     def _note(self, row: Row, policy: str, drawn: list[float | None]) -> None:
         self._sampled_by[row.rollout] = (policy, drawn)
@@ -225,8 +236,7 @@ class Audit(TrainerCallback):
             if row is None:
                 continue
             logprobs = self._loss_logprobs[index, : len(row.completion)].tolist()
-            generation = sum(sum(other.mask) for other in self._pending)
-            trained = TrainedRow(row, len(matched), tokens, generation)
+            trained = TrainedRow(row, len(matched), tokens, self._pending_tokens)
             made = Pass(
                 step=self._trainer.state.global_step + 1,
                 rollout=row.rollout,
@@ -330,19 +340,28 @@ class Audit(TrainerCallback):
         saved = self._parameters.saved_name
         self._step["gradients"] = {saved(name): bool(value.any()) for name, value in gradients.items()}
         self._step["norm"] = sum((value**2).sum().item() for value in gradients.values()) ** 0.5
-        trained = [each for each, _ in self._passes]
-        self._writer.write(*(made for _, made in self._passes))
+        own = [each for each, _ in self._passes]
+        self._take_everyones()
+        self._write(*(made for _, made in self._passes))
         with self.findings.rule():
             self._require_small_kl()
         if not self._oracle_at(step):
             return
         context = self._trainer.compute_loss_context_manager
-        again = objective.gradient(self.model, trained, self.objective, self._trainer.temperature, context)
-        oracle = self._step["oracle"] = objective.compare(gradients, again)
+        again = objective.gradient(self.model, own, self.objective, self._trainer.temperature, context)
+        oracle = self._step["oracle"] = objective.compare(gradients, self._ranks.total(again))
         with self.findings.rule():
-            self._require_gradient(oracle, trained)
+            self._require_gradient(oracle, own)
         with self.findings.rule():
             self._parameters.require_frozen()
+
+    def _take_everyones(self) -> None:
+        """Put the passes of all processes, and what was measured of them, in the place of this one's."""
+        parts = self._ranks.gather((self._passes, {name: self._step.get(name) for name in MEASURED}))
+        self._passes = merged([passes for passes, _ in parts])
+        for name, join in MEASURED.items():
+            if given := [measured[name] for _, measured in parts if measured[name] is not None]:
+                self._step[name] = join(given)
 
     def _require_small_kl(self) -> None:
         """Hold the sampler to the loss in the mean, too: where roundings are large, a bias is seen there alone."""
@@ -352,8 +371,8 @@ class Audit(TrainerCallback):
             detail = f"the KL of sampler and loss is {mean:.3g} nats in the mean of a step, at equal weights"
             raise AuditError("log-probability gap", detail)
 
-    def _require_gradient(self, oracle: Oracle, trained: Sequence[TrainedRow]) -> None:
-        learns = any(each.row.advantage and any(each.row.mask) for each in trained)
+    def _require_gradient(self, oracle: Oracle, own: Sequence[TrainedRow]) -> None:
+        learns = any(each.row.advantage and any(each.row.mask) for each, _ in self._passes)
         if learns and not oracle.trainer_norm:
             raise AuditError("gradient", "rewards differ, and no trainable tensor has a gradient")
         if oracle.cosine is None or oracle.norm_ratio is None:
@@ -364,9 +383,10 @@ class Audit(TrainerCallback):
         if agrees:
             return
         context = self._trainer.compute_loss_context_manager
-        allowed = objective.noise(
-            self.model, trained, self.objective, self._trainer.temperature, context, self._bands.logprob_noise
+        explained = objective.noise(
+            self.model, own, self.objective, self._trainer.temperature, context, self._bands.logprob_noise
         )
+        allowed = sum(self._ranks.gather(explained))
         if objective.distance(oracle) > allowed:
             detail = f"cosine {oracle.cosine}, norm {oracle.trainer_norm:.3g} to the {oracle.oracle_norm:.3g} computed"
             raise AuditError("gradient", f"{detail} again from what was recorded (rounding explains {allowed:.1g})")
@@ -377,7 +397,16 @@ class Audit(TrainerCallback):
             detail = f"training goes on at step {state.global_step + 1}, {len(self.steps)} steps before are known"
             raise AuditError("configuration", f"not audited: {detail}; attach to a training from its first step")
         self.findings.step = state.global_step + 1
+        with self.findings.rule():
+            self._require_one_policy(self.policy_digest())
         self._optimizer.begin(state.global_step, state.max_steps)
+
+    def _require_one_policy(self, policy: str) -> None:
+        """Hold all processes to the same weights, and to having come here: none goes on while another has stopped."""
+        held = self._ranks.gather(policy)
+        odd = [rank for rank, other in enumerate(held) if other != held[0]]
+        if odd:
+            raise AuditError("processes", f"process {odd[0]} holds other weights than process 0")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Take the learning rate that the step is made with, and hold it and the clipped gradient to what is due."""
@@ -387,6 +416,7 @@ class Audit(TrainerCallback):
         if self._optimizer.audited:
             with self.findings.rule():
                 self._optimizer.before(self._parameters.trainable(), self._raw, named["optimizer"])
+        self._ranks.wait()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Hold the change of the weights to the optimizer's, and write the step's record."""
@@ -398,8 +428,10 @@ class Audit(TrainerCallback):
             # None of what was trained is known; that was said before.
             return
         policy = self.policy_digest()
+        with self.findings.rule():
+            self._require_one_policy(policy)
         record = summed_up(state.global_step, trained, self._step, self.objective, (self._policy_before, policy))
-        self._writer.write(record)
+        self._write(record)
         self.steps.append(record)
         self._policy_before, self._passes, self._step = policy, [], {}
         self.findings.step = state.global_step + 1
@@ -409,11 +441,12 @@ class Audit(TrainerCallback):
         self._check_all_used(state.global_step)
         with self.findings.rule():
             self._parameters.require_frozen()
-        self._writer.close()
+        self.close()
 
     def close(self) -> None:
-        """Close the trace of a run that was stopped. Idempotent."""
-        self._writer.close()
+        """Close the trace, of a run that was stopped, too. Idempotent."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _masked(ids: torch.Tensor, mask: torch.Tensor) -> list[int]:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import Sha256
+from trainer.ranks import ALONE, Ranks
 
 FOLDER = "checkpoints"
 MARK = "checkpoint.json"
@@ -69,26 +70,37 @@ def folder_of(run: Path, step: int) -> Path:
     return run / FOLDER / f"step-{step:05d}"
 
 
-def save(run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Path], object]) -> None:
+def save(
+    run: Path, step: int, write: Callable[[Path], Path], seal: Callable[[Path], object], ranks: Ranks = ALONE
+) -> None:
     """Make a checkpoint: ``write`` fills a folder below the one it is given and returns it, ``seal`` marks it.
 
-    Raises HarnessError if it cannot be written whole.
+    Every process writes its part, the first one marks the whole. Raises HarnessError if it cannot be written whole.
     """
     partial = run / FOLDER / _PARTIAL
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     final = folder_of(run, step)
+
+    def begin() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+    def end() -> None:
+        with writing(final):
+            seal(made)
+        # A run that goes on from an earlier step makes it anew.
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(made, final)
+        shutil.rmtree(partial, ignore_errors=True)
+
     try:
+        ranks.once(begin)
         with writing(final):
             made = write(partial)
-            seal(made)
+        ranks.wait()
+        ranks.once(end)
     except HarnessError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    # A run that goes on from an earlier step makes it anew.
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(made, final)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -178,12 +190,18 @@ def cut_trace(trace: Path, made: Mark) -> None:
         os.fsync(file.fileno())
 
 
+def part(folder: Path, name: str, rank: int) -> Path:
+    """Return where a process keeps its own part of a checkpoint, named as transformers names random states."""
+    return folder / (name if rank == 0 else f"_{rank}.".join(name.rsplit(".", 1)))
+
+
 def save_buffer(trainer: Any, folder: Path) -> None:
     """Save what TRL holds of rollouts between steps, which transformers knows nothing of."""
-    torch.save({"step": trainer._step, "buffer": trainer._buffered_inputs}, folder / BUFFER)
+    kept = {"step": trainer._step, "buffer": trainer._buffered_inputs}
+    torch.save(kept, part(folder, BUFFER, trainer.accelerator.process_index))
 
 
 def load_buffer(trainer: Any, folder: Path) -> None:
     """Give TRL back what it held."""
-    held = torch.load(folder / BUFFER, weights_only=True)
+    held = torch.load(part(folder, BUFFER, trainer.accelerator.process_index), weights_only=True)
     trainer._step, trainer._buffered_inputs = held["step"], held["buffer"]

@@ -67,6 +67,7 @@ class RandomStates:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._last: list[str] = []
 
     def state(self) -> list[str]:
         """Return the digests of all states, for ``restore``."""
@@ -83,3 +84,19 @@ class RandomStates:
         if digest in self._seen:
             raise AuditError("random state", "sampled with random numbers that an earlier turn was sampled with")
         self._seen.add(digest)
+        self._last.append(digest)
+
+    def since(self) -> list[str]:
+        """Return the digests of the states that were added since this was asked last."""
+        taken, self._last = self._last, []
+        return taken
+
+    @staticmethod
+    def require_apart(by_process: Sequence[Sequence[str]]) -> None:
+        """Hold the processes of a training to random numbers of their own; raises AuditError."""
+        owner: dict[str, int] = {}
+        for rank, digests in enumerate(by_process):
+            for digest in digests:
+                if owner.setdefault(digest, rank) != rank:
+                    detail = f"processes {owner[digest]} and {rank} sampled with the same random numbers"
+                    raise AuditError("random state", detail)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from trainer.config import Bands
 from trainer.draws import RandomStates, Siblings
 from trainer.errors import AuditError, Findings
 from trainer.pool import Pool
+from trainer.ranks import merged, ranks_of
 from trainer.settings import ends_of, require_agreeing
 from trainer.trace import Call, Episode, Objective, Row, Sampling, finite
 
@@ -22,8 +24,22 @@ ADVANTAGE_ROUNDING = 2e-3
 NO_PROMPT = [{"role": "user", "content": ""}]
 """What TRL begins a prompt with where the dataset has none and environments say all of it."""
 
+Drawn = dict[int, list[float | None]]
+"""By rollout, the sampler's log-probability of every completion id; None where none was drawn."""
 EpisodeOf = Callable[[Any], Episode]
 RewardsOf = Callable[[Episode], dict[str, float | None]]
+
+
+@dataclass
+class Batch:
+    """The records of one generation batch, of all processes, in order of rollouts."""
+
+    calls: list[Call]
+    episodes: list[Episode]
+    rows: list[Row]
+    drawn: Drawn
+    own: list[Row]
+    """The rows of this process."""
 
 
 class GenerationAudit:
@@ -44,6 +60,7 @@ class GenerationAudit:
         self.objective = made_of
         self.findings = findings
         self._trainer = trainer
+        self._ranks = ranks_of(trainer)
         self._bands = bands
         self._episode_of = episode_of
         self._rewards_of = rewards_of
@@ -126,36 +143,40 @@ class GenerationAudit:
         with self.findings.rule():
             self._pool.require_next(inputs, self.objective.group_size)
 
-    def records(
-        self, output: dict[str, Any], inputs: list[Any], first: int, policy: str
-    ) -> tuple[list[Call], list[Episode], list[Row], dict[int, list[float | None]]]:
-        """Return the records of a batch whose first rollout has the number ``first``, all of them held to each other.
-
-        The last part is, by rollout, the sampler's log-probability of every completion id; None where none was drawn.
-        """
+    def records(self, output: dict[str, Any], inputs: list[Any], first: int, policy: str) -> Batch:
+        """Return the records of a batch whose first rollout is number ``first``, all of them held to each other."""
         made = self._rows(output, inputs, first)
-        calls, drawn = self._calls(made, first, policy)
+        calls, drawn = self._calls(made, policy)
         episodes = self._environment_episodes(made)
-        self._require_independence(calls)
         for row in made:
             self._require_old_logprobs(row, drawn[row.rollout])
         self._require_reference(made[0])
+        parts = self._ranks.gather((calls, episodes, made, drawn, self._random_states.since()))
+        by_kind: Any = list(zip(*parts, strict=True))
+        calls, episodes, rows = (merged(each) for each in by_kind[:3])
+        with self.findings.rule():
+            RandomStates.require_apart(by_kind[4])
+        self._require_independence(calls)
+        for episode in episodes:
+            self._count(episode)
         self._generations += 1
-        return calls, episodes, made, drawn
+        return Batch(calls, episodes, rows, {key: value for each in by_kind[3] for key, value in each.items()}, made)
 
     def _rows(self, output: dict[str, Any], inputs: list[Any], first: int) -> list[Row]:
-        size = self.objective.group_size
-        if len(inputs) % size:
-            raise AuditError("group", f"{len(inputs)} rollouts are no whole groups of {size}")
+        size, own = self.objective.group_size, self._ranks.rank * len(inputs)
+        if self._ranks.count * len(inputs) % size:
+            raise AuditError("group", f"{self._ranks.count * len(inputs)} rollouts are no whole groups of {size}")
+        # TRL's are those of all processes: a group may be spread over several.
         weighted = objective.weighted(self._rewards, self.objective.reward_weights)
-        expected = objective.advantages(weighted, self.objective)
+        expected = objective.advantages(weighted, self.objective)[own:]
+        rewards, first = self._rewards[own:], first + own
         made = []
         for index, completion in enumerate(self._completion_ids):
             rollout, advantage = first + index, output["advantages"][index].item()
             with self.findings.rule():
                 self._require_group(index, inputs, rollout)
             with self.findings.rule():
-                self._require_reward(index, advantage, expected[index], rollout)
+                _require_reward(rewards[index], advantage, expected[index], rollout)
             mask = self._tool_mask[index] if self._tool_mask is not None else [1] * len(completion)
             spans, cut = [], 0
             with self.findings.rule():
@@ -177,7 +198,7 @@ class GenerationAudit:
                     mask=list(mask),
                     spans=spans,
                     cut=cut,
-                    rewards=self._rewards[index],
+                    rewards=rewards[index],
                     advantage=advantage,
                     old_logprobs=_unpadded(output.get("old_per_token_logps"), index, len(completion)),
                     reference_logprobs=_unpadded(output.get("ref_per_token_logps"), index, len(completion)),
@@ -187,7 +208,8 @@ class GenerationAudit:
 
     def _require_group(self, index: int, inputs: list[Any], rollout: int) -> None:
         """Hold a rollout to its group's row of the dataset; only what its own environment said first may differ."""
-        member = index - index % self.objective.group_size
+        # A group that began in another process is held to the dataset by each of the two.
+        member = max(0, index - rollout % self.objective.group_size)
         own, other = self._prompts[index], self._prompts[member]
         alike = self._prompt_ids[index] == self._prompt_ids[member]
         if not alike and self._trainer.environment_factories is not None:
@@ -196,13 +218,6 @@ class GenerationAudit:
         same = row.keys() == first.keys() and all(rows.equal(value, first[name]) for name, value in row.items())
         if not same or not alike:
             raise AuditError("group", "members of a group have different prompts", rollout=rollout)
-
-    def _require_reward(self, index: int, advantage: float, due: float, rollout: int) -> None:
-        if not finite([value for value in self._rewards[index].values() if value is not None]):
-            raise AuditError("finite", f"the rewards are {self._rewards[index]}", rollout=rollout)
-        if not abs(advantage - due) <= ADVANTAGE_ROUNDING * max(1.0, abs(due)):
-            detail = f"the advantage is {advantage:.6g}, its group's rewards give {due:.6g}"
-            raise AuditError("advantage", detail, rollout=rollout)
 
     def _require_independence(self, calls: Sequence[Call]) -> None:
         """Hold repetitions among siblings to what independent draws give, wherever they saw the very same ids."""
@@ -259,14 +274,13 @@ class GenerationAudit:
     def _ends(self) -> set[int]:
         return ends_of(self._trainer)
 
-    def _calls(self, made: Sequence[Row], first: int, policy: str) -> tuple[list[Call], dict[int, list[float | None]]]:
-        """Return the records of all calls, and by rollout the sampler's log-probability of every completion id."""
+    def _calls(self, made: Sequence[Row], policy: str) -> tuple[list[Call], Drawn]:
+        """Return the records of this process's calls, and the log-probabilities they were drawn with."""
         assert self._sampling is not None
         calls, by_rollout = [], {}
-        for row in made:
+        for row, said in zip(made, self._messages, strict=True):
             by_rollout[row.rollout] = [None] * len(row.completion)
             draws = list(rows.draws_of(row, self._turns))
-            said = self._messages[row.rollout - first]
             if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
                 with self.findings.rule():
                     rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
@@ -320,12 +334,19 @@ class GenerationAudit:
                     detail = f"paid {row.rewards}, its episode is worth {self._rewards_of(episode)}"
                     raise AuditError("reward", detail, rollout=row.rollout)
             told.append(episode)
-            self._count(episode)
         return told
 
 
 def _unpadded(values: torch.Tensor | None, index: int, length: int) -> list[float] | None:
     return None if values is None else values[index, :length].float().cpu().tolist()
+
+
+def _require_reward(rewards: dict[str, float | None], advantage: float, due: float, rollout: int) -> None:
+    if not finite([value for value in rewards.values() if value is not None]):
+        raise AuditError("finite", f"the rewards are {rewards}", rollout=rollout)
+    if not abs(advantage - due) <= ADVANTAGE_ROUNDING * max(1.0, abs(due)):
+        detail = f"the advantage is {advantage:.6g}, its group's rewards give {due:.6g}"
+        raise AuditError("advantage", detail, rollout=rollout)
 
 
 def _require_finite(drawn: recorder.Drawn, rollout: int, turn: int) -> None:

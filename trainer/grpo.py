@@ -20,10 +20,12 @@ from trl.trainer.utils import RepeatSampler
 
 from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
+from harness.errors import HarnessError
 from trainer import checkpoints
 from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
+from trainer.ranks import joined, ranks_of
 from trainer.settings import ends_of
 from trainer.trace import Episode, ToolUse
 
@@ -61,8 +63,10 @@ class GymTrainer(GRPOTrainer):
     ) -> None:
         """Prepare a run; TRL's own files go to ``folder``. Training tensors are made from ``config.seed``."""
         self.verdicts: list[Verdict] = []
+        self.keep: Callable[[Path], object] = lambda checkpoint: None
+        """Adds what else this process must keep to a checkpoint."""
         self.seal: Callable[[Path], object] = lambda checkpoint: None
-        """Completes a checkpoint once the trainer has written its part of it."""
+        """Completes a checkpoint once every process has written its part of it."""
         self._run_folder = folder.parent
         self._shaping = config.shaping
         columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
@@ -137,9 +141,10 @@ class GymTrainer(GRPOTrainer):
                 self.args.output_dir = kept
             made = partial / f"checkpoint-{step}"
             checkpoints.save_buffer(self, made)
+            self.keep(made)
             return made
 
-        checkpoints.save(self._run_folder, step, write, self.seal)
+        checkpoints.save(self._run_folder, step, write, self.seal, ranks_of(self))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Go on with the random numbers, and the rollouts, that the checkpoint was made amid."""
@@ -203,11 +208,22 @@ def _single(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
+def rows_per_pass(config: TrainingConfig, processes: int) -> int:
+    """Return the rows of one forward pass in one process; raises HarnessError if a step is not equal passes."""
+    rollouts, passes = config.groups_per_step * config.group_size, config.gradient_accumulation * processes
+    if rollouts % passes:
+        raise HarnessError(
+            f"{rollouts} rollouts of a step are not equal parts for {processes} processes of "
+            f"{config.gradient_accumulation} passes; change groups_per_step, gradient_accumulation or the processes"
+        )
+    return rollouts // passes
+
+
 def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(folder),
         max_steps=config.steps,
-        per_device_train_batch_size=config.groups_per_step * config.group_size // config.gradient_accumulation,
+        per_device_train_batch_size=rows_per_pass(config, joined().count),
         gradient_accumulation_steps=config.gradient_accumulation,
         steps_per_generation=config.steps_per_generation,
         num_iterations=config.num_iterations,
@@ -230,6 +246,8 @@ def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
         shuffle_dataset=config.shuffle,
         bf16=config.precision == "bf16",
         gradient_checkpointing=False,
+        # Every adapter tensor is in every forward pass.
+        ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
         seed=config.seed,
         # What is to be continued exactly must repeat exactly.

@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,10 @@ from trainer import checkpoints, run_manifest
 from trainer.audit import Audit, attach
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
-from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of
+from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
+from trainer.ranks import BROKEN, LOST, Ranks, joined
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
 from trainer.trace import read_trace
@@ -80,25 +81,32 @@ def train(
 
     ``resume`` goes on in a folder that holds one, from its newest checkpoint; ``stop_after`` ends the run with a
     checkpoint after so many steps. Raises HarnessError for what is wrong before training begins, InfrastructureError
-    for a gym that is not there.
+    for a gym that is not there. Under ``torchrun`` every process calls this, and gets the manifest that the first
+    one writes; of a run that was stopped, the others get their own view, which is not on disk.
     """
-    going_on = _checkpoint(config, folder) if resume else None
-    if going_on is None:
-        _require_fresh(folder)
+    ranks = joined()
+    rows_per_pass(config, ranks.count)
+    going_on = ranks.once(lambda: _checkpoint(config, folder) if resume else _require_fresh(folder))
     tasks = GermanOrders()
     policy = prepare_policy(config)
     with (
-        exclusively(device_name(), console.print),
-        opened_gym(config.gym, gym_url, tasks, config.deadline_s) as gym,
+        exclusively(device_name(), console.print) if ranks.is_first else nullcontext(),
+        opened_gym(config.gym, gym_url, tasks, config.deadline_s, ranks) as gym,
     ):
         identity = gym.identity()
-        here = _surroundings(config, policy, identity)
-        if going_on is not None:
-            checkpoints.require_same(going_on[1], here)
-            checkpoints.cut_trace(folder / TRACE, going_on[1])
-            (folder / MANIFEST).unlink(missing_ok=True)
-        else:
-            write_config(config, folder / CONFIG)
+        here = _surroundings(config, policy, identity, ranks)
+
+        def begin() -> None:
+            ranks.clear(folder)
+            if going_on is not None:
+                checkpoints.require_same(going_on[1], here)
+                checkpoints.cut_trace(folder / TRACE, going_on[1])
+                (folder / MANIFEST).unlink(missing_ok=True)
+            else:
+                write_config(config, folder / CONFIG)
+
+        ranks.once(begin)
+        # Of all processes; each then samples with random numbers of its own.
         set_seed(config.seed)
         trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
@@ -114,32 +122,48 @@ def train(
         )
         model: Any = trainer.model
         if going_on is None:
-            with checkpoints.writing(folder / INITIAL_ADAPTER):
-                model.save_pretrained(folder / INITIAL_ADAPTER)
+            ranks.once(lambda: _save(model, folder / INITIAL_ADAPTER))
         else:
-            held = torch.load(going_on[0] / checkpoints.AUDIT, weights_only=True)
+            held = torch.load(checkpoints.part(going_on[0], checkpoints.AUDIT, ranks.rank), weights_only=True)
             audit.restore(read_trace(folder / TRACE), held)
-        trainer.seal = _seal(trainer, audit, here)
+        trainer.keep = lambda made: torch.save(audit.state(), checkpoints.part(made, checkpoints.AUDIT, ranks.rank))
+        trainer.seal = lambda made: checkpoints.mark(made, trainer.state.global_step, here, folder / TRACE)
         started, cpu = time.monotonic(), time.process_time()
         with _progress(console) as progress:
             trainer.add_callback(_StepLines(audit, progress, config.steps))
             if stop_after is not None:
                 trainer.add_callback(_StopAfter(stop_after))
-            outcome = _run(trainer, going_on[0] if going_on else None)
+            outcome = _run(trainer, going_on[0] if going_on else None, folder, ranks)
         seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
         audit.close()
         trainer.close_environments()
-    if outcome == COMPLETED and len(audit.steps) < config.steps:
-        outcome = f"stopped: as asked, after step {len(audit.steps)}"
+        if outcome == COMPLETED:
+            # The first process ends the service that all of them use.
+            ranks.wait()
+
+    def finish() -> TrainingRun:
+        ended = outcome
+        if ended == COMPLETED and len(audit.steps) < config.steps:
+            ended = f"stopped: as asked, after step {len(audit.steps)}"
+        if ended == COMPLETED:
+            _save(model, folder / ADAPTER)
+            write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
+        write_atomically(folder / TIMINGS, readable_json({name: round(value, 3) for name, value in seconds.items()}))
+        write_atomically(folder / "README.md", _card(config, ended, policy).encode())
+        run = _manifest(config, folder, ended, policy, identity, audit, trainer, seconds["training_s"])
+        run_manifest.write(run, folder)
+        return run
+
     if outcome == COMPLETED:
-        with checkpoints.writing(folder / ADAPTER):
-            model.save_pretrained(folder / ADAPTER)
-        write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
-    write_atomically(folder / TIMINGS, readable_json({name: round(value, 3) for name, value in seconds.items()}))
-    write_atomically(folder / "README.md", _card(config, outcome, policy).encode())
-    run = _manifest(config, folder, outcome, policy, identity, audit, trainer, seconds["training_s"])
-    run_manifest.write(run, folder)
-    return run
+        return ranks.once(finish)
+    if ranks.is_first:
+        return finish()
+    return _manifest(config, None, outcome, policy, identity, audit, trainer, seconds["training_s"])
+
+
+def _save(model: Any, folder: Path) -> None:
+    with checkpoints.writing(folder):
+        model.save_pretrained(folder)
 
 
 def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints.Mark]:
@@ -148,7 +172,9 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints
     return checkpoints.newest(folder, config.steps)
 
 
-def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity) -> checkpoints.Surroundings:
+def _surroundings(
+    config: TrainingConfig, policy: Policy, identity: GymIdentity, ranks: Ranks
+) -> checkpoints.Surroundings:
     return checkpoints.Surroundings(
         config=config.model_dump(mode="json"),
         policy=policy.identity.digest,
@@ -156,7 +182,7 @@ def _surroundings(config: TrainingConfig, policy: Policy, identity: GymIdentity)
         gym=identity.digest,
         versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         threads=torch.get_num_threads(),
-        processes=int(os.environ.get("WORLD_SIZE", "1")),
+        processes=ranks.count,
         device=device_name(),
     )
 
@@ -166,23 +192,31 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
 
 
-def _seal(trainer: GymTrainer, audit: Audit, here: checkpoints.Surroundings) -> Callable[[Path], None]:
-    def seal(checkpoint: Path) -> None:
-        torch.save(audit.state(), checkpoint / checkpoints.AUDIT)
-        checkpoints.mark(checkpoint, trainer.state.global_step, here, audit.trace)
+def _run(trainer: GymTrainer, checkpoint: Path | None, folder: Path, ranks: Ranks) -> str:
+    try:
+        outcome = _train(trainer, checkpoint, folder, ranks)
+    except KeyboardInterrupt:
+        # torchrun ends the others, too, once one of them has ended.
+        reason = ranks.left(folder)
+        outcome = INTERRUPTED if reason == LOST else reason
+    if ranks.count > 1 and threading.current_thread() is threading.main_thread():
+        # And it may be about to: what is left to be written takes a moment.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return outcome
 
-    return seal
 
-
-def _run(trainer: GymTrainer, checkpoint: Path | None) -> str:
+def _train(trainer: GymTrainer, checkpoint: Path | None, folder: Path, ranks: Ranks) -> str:
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except AuditError as error:
-        return f"stopped: {error}"
-    except InfrastructureError as error:
-        return f"stopped: {error}"
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except (AuditError, InfrastructureError) as error:
+        reason = f"stopped: {error}"
+        if not ranks.is_first:
+            ranks.leave(folder, reason)
+        return reason
+    except RuntimeError as error:
+        if ranks.count == 1 or not any(word in str(error) for word in BROKEN):
+            raise
+        return ranks.left(folder)
     return COMPLETED
 
 
@@ -198,7 +232,7 @@ def _probe(trainer: GymTrainer, audit: Audit) -> dict[str, Any]:
 
 def _manifest(
     config: TrainingConfig,
-    folder: Path,
+    folder: Path | None,
     outcome: str,
     policy: Policy,
     identity: GymIdentity,
@@ -220,14 +254,15 @@ def _manifest(
         replay=run_manifest.ReplayTotals(
             episodes=audit.generation.episodes, observations=audit.generation.observations, disagreements=0
         ),
-        tensors=_tensor_totals(folder, audit) if outcome == COMPLETED else None,
+        tensors=_tensor_totals(folder, audit) if folder and outcome == COMPLETED else None,
         steps=tuple(run_manifest.step_record(step) for step in audit.steps),
         strict_training_success=_mean([row.rewards[STRICT] or 0.0 for row in rows]),
         mean_shaped_reward=_mean([value for value in shaped if value is not None]),
         varied_groups=sum(step.varied_groups for step in audit.steps),
         deviations=(*([f"{config.gym}: {stack.deviation}"] if stack.deviation else []), *policy.notes),
         seconds=round(seconds, 3),
-        files=run_manifest.list_files(folder),
+        processes=audit.objective.processes,
+        files=run_manifest.list_files(folder) if folder else {},
     )
 
 
@@ -305,7 +340,8 @@ training success is not a held-out score, and nothing here says how the policy w
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
     options = _parser().parse_args(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    first = os.environ.get("RANK", "0") == "0"
+    console = Console(highlight=False, soft_wrap=True, quiet=not first)
     try:
         config = _config(options)
         if options.threads < 1:

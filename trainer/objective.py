@@ -57,23 +57,25 @@ class TrainedRow:
     pass_tokens: int
     """Trained tokens of that pass."""
     generation_tokens: int
-    """Trained tokens of the generation batch that the row belongs to."""
+    """Trained tokens of the generation batch that the row belongs to, over all processes."""
 
 
 def row_weight(trained: TrainedRow, objective: Objective) -> float:
-    """Return what one token's loss of this row counts in the loss of its optimizer step."""
+    """Return what one token's loss of this row counts in the loss of its optimizer step, over all processes."""
     accumulated = objective.gradient_accumulation
     own = max(1, sum(trained.row.mask))
+    # Gradients are averaged over processes; dapo's window is that of all of them already.
+    passes = accumulated * objective.processes
     match objective.loss_type:
         case "dapo":
             window = max(1, trained.generation_tokens) * accumulated / objective.steps_per_generation
             return 1.0 / window
         case "grpo":
-            return 1.0 / own / trained.pass_rows / accumulated
+            return 1.0 / own / trained.pass_rows / passes
         case "bnpo":
-            return 1.0 / max(1, trained.pass_tokens) / accumulated
+            return 1.0 / max(1, trained.pass_tokens) / passes
         case "dr_grpo":
-            return 1.0 / (trained.pass_rows * objective.max_completion_tokens) / accumulated
+            return 1.0 / (trained.pass_rows * objective.max_completion_tokens) / passes
     raise ValueError(f"loss type {objective.loss_type} has no oracle")
 
 

@@ -19,6 +19,7 @@ from harness.process import Owner
 from harness.services import start_bridge, start_nemo, start_openenv
 from harness.stacks import find_stack, secret_file
 from harness.stage import stage
+from trainer.ranks import ALONE, Ranks
 
 GYMS = ("nemo", "openenv")
 """The gyms that a trainer can be run through."""
@@ -26,10 +27,11 @@ GYMS = ("nemo", "openenv")
 
 @contextmanager
 def opened_gym(
-    name: str, url: str | None, tasks: TaskSet, deadline_s: float = DEFAULT_DEADLINE_S
+    name: str, url: str | None, tasks: TaskSet, deadline_s: float = DEFAULT_DEADLINE_S, ranks: Ranks = ALONE
 ) -> Iterator[BlockingGym]:
     """Open a gym. With ``url`` its service is served elsewhere; without, it is started, and ended at the end.
 
+    Several processes of a training share the service that the first of them starts.
     Raises HarnessError for a URL that is none or whose secret is unknown, InfrastructureError for a service that
     is not the gym's.
     """
@@ -45,9 +47,13 @@ def opened_gym(
         try:
             subject = stage(folder / "subject")
             if url is None:
-                start = start_nemo if name == "nemo" else start_openenv
-                service = start(find_stack(name), subject, owner, folder / "server")
-                url, secret = service.server.url, service.secret
+
+                def start() -> tuple[str, str]:
+                    begin = start_nemo if name == "nemo" else start_openenv
+                    service = begin(find_stack(name), subject, owner, folder / "server")
+                    return service.server.url, service.secret
+
+                url, secret = ranks.once(start)
             if name == "nemo":
                 client: NemoGym | OpenEnvGym = NemoGym(url, secret, tasks, deadline_s=deadline_s, blocking=True)
             else:

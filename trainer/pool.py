@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from trainer import rows
 from trainer.errors import AuditError
+from trainer.ranks import ranks_of
 
 
 class Pool:
@@ -17,6 +18,7 @@ class Pool:
     def __init__(self, trainer: Any, tasks: Sequence[str] | None) -> None:
         """Take the dataset as it is now. ``tasks`` are due one a group, in order; None: nothing is said of them."""
         self._tasks = tasks
+        self._ranks = ranks_of(trainer)
         self._dataset = trainer.train_dataset if isinstance(trainer.train_dataset, Dataset) else None
         self._order = _rows(trainer) if self._dataset is not None else count()
         self._rows: list[int] = []
@@ -25,12 +27,16 @@ class Pool:
         """Groups that were begun."""
 
     def require_next(self, inputs: Sequence[Any], group_size: int) -> None:
-        """Hold the rows of a generation batch to the ones that are due; raises AuditError."""
+        """Hold this process's rows of a generation batch to the ones that are due; raises AuditError."""
         if self._dataset is None:
             return
-        for given in inputs[::group_size]:
-            row, group = self._row(self._groups), self._groups
-            self._groups += 1
+        begun, first = self._groups, self._ranks.rank * len(inputs)
+        self._groups += self._ranks.count * len(inputs) // group_size
+        for place, given in enumerate(inputs, start=first):
+            if place % group_size and place != first:
+                continue
+            group = begun + place // group_size
+            row = self._row(group)
             due = self._dataset[row]
             # A trainer may leave columns out that it has no use for.
             if not all(rows.equal(value, due.get(name)) for name, value in given.items()):

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
@@ -114,6 +114,8 @@ class TrainingRun(_Model):
     """What the two numbers above are: a record of training rollouts."""
     varied_groups: int
     """Groups, over all steps, whose rewards differed."""
+    processes: int = Field(default=1, ge=1, exclude_if=lambda count: count == 1)
+    """Processes that trained together, each a share of every step's rollouts; 1 is not written down."""
     deviations: tuple[str, ...]
     """What was not as it should be and was allowed; not derivable."""
     seconds: float

@@ -3,6 +3,7 @@
 from typing import cast
 
 import torch
+from accelerate import DistributedType
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -10,6 +11,8 @@ from trainer.errors import AuditError
 from trainer.objective import LOSS_TYPES
 from trainer.trace import Objective, Sampling
 from trainer.transcripts import token_id
+
+REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def objective_of(trainer: GRPOTrainer) -> Objective:
@@ -24,6 +27,10 @@ def objective_of(trainer: GRPOTrainer) -> Objective:
         "top_entropy_quantile below 1": args.top_entropy_quantile < 1.0,
         "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
         "an entropy bonus": trainer._entropy_bonus_enabled,
+        # Each process must hold the whole model, as DistributedDataParallel has it.
+        f"distributed training of type {trainer.accelerator.distributed_type.value}": (
+            trainer.accelerator.distributed_type not in REPLICATED
+        ),
         "importance_sampling_level sequence": trainer.importance_sampling_level != "token",
         "multi_objective_aggregation other than sum_then_normalize": (
             trainer.multi_objective_aggregation != "sum_then_normalize"
@@ -48,6 +55,7 @@ def objective_of(trainer: GRPOTrainer) -> Objective:
         num_iterations=trainer.num_iterations,
         steps_per_generation=cast(int, args.steps_per_generation),
         gradient_accumulation=args.gradient_accumulation_steps,
+        processes=trainer.accelerator.num_processes,
         group_size=cast(int, trainer.num_generations),
         max_completion_tokens=cast(int, trainer.max_completion_length),
         mask_truncated=trainer.mask_truncated_completions,

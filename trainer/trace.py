@@ -40,6 +40,8 @@ class Objective(_Record):
     num_iterations: int
     steps_per_generation: int
     gradient_accumulation: int
+    processes: int = 1
+    """Processes that a step's rows are split over; their gradients are averaged."""
     group_size: int
     max_completion_tokens: int
     mask_truncated: bool

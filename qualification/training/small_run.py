@@ -19,6 +19,7 @@ from harness.manifest import MANIFEST
 from trainer import gym_training, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.policy import load_policy
+from trainer.ranks import Ranks
 from trainer.run_manifest import TRACE
 
 
@@ -50,7 +51,7 @@ def played_here(gym: type[LocalGym] = LocalGym, ends_after: int | None = None, *
     """Let training runs play their tasks in this process; ``others`` are further names of ``trainer.gym_training``."""
 
     @contextmanager
-    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float) -> Iterator[LocalGym]:
+    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float, ranks: Ranks) -> Iterator[LocalGym]:
         yield _identified(gym, name, tasks, ends_after)
 
     names = {"opened_gym": opened, "find_stack": lambda gym: SimpleNamespace(deviation=None), **others}

@@ -144,6 +144,7 @@ def config_faults(evidence: Evidence) -> Iterator[str]:
         "importance_sampling_level": "token",
         "mask_truncated": config.mask_truncated,
         "gradient_accumulation": config.gradient_accumulation,
+        "processes": evidence.run.processes,
         "num_iterations": config.num_iterations,
         "steps_per_generation": config.steps_per_generation or config.gradient_accumulation,
         "reward_weights": {"shaped": 1.0, "strict": 0.0},

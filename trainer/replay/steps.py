@@ -71,7 +71,9 @@ def normalisers(evidence: Evidence, passes: Sequence[Pass]) -> list[float]:
     """Return what each row's summed token loss is divided by in its step; passes of one step, in order."""
     objective, rows = evidence.header.objective, evidence.rows
     accumulated = objective.gradient_accumulation
-    batch = max(1, -(-len(passes) // accumulated))
+    # Each process has its own passes, one after another here, and all of them together make the mean.
+    made_in = accumulated * objective.processes
+    batch = max(1, -(-len(passes) // made_in))
     divisors = []
     for number, made in enumerate(passes):
         together = [rows[other.rollout] for other in passes[number // batch * batch :][:batch] if other.rollout in rows]
@@ -82,9 +84,9 @@ def normalisers(evidence: Evidence, passes: Sequence[Pass]) -> list[float]:
         generation = [other for other in rows.values() if other.generation == row.generation]
         divisors.append(
             {
-                "grpo": max(1, sum(row.mask)) * len(together) * accumulated,
-                "bnpo": max(1, _trained(together)) * accumulated,
-                "dr_grpo": len(together) * objective.max_completion_tokens * accumulated,
+                "grpo": max(1, sum(row.mask)) * len(together) * made_in,
+                "bnpo": max(1, _trained(together)) * made_in,
+                "dr_grpo": len(together) * objective.max_completion_tokens * made_in,
                 "dapo": max(1, _trained(generation)) * accumulated / objective.steps_per_generation,
             }[objective.loss_type]
         )

@@ -1,0 +1,118 @@
+"""The processes of one training, as ``torchrun`` starts them, and what they tell each other.
+
+Every method but ``is_first`` is to be called by all processes in the same order, or all would wait. A process that
+fails leaves its reason and ends; the others learn of it from a broken connection, and read the reason.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+
+from harness.errors import HarnessError
+from harness.files import write_atomically
+
+Value = TypeVar("Value")
+Tensors = dict[str, torch.Tensor]
+WORLD_SIZE = "WORLD_SIZE"
+"""Set by ``torchrun``: how many processes there are."""
+BROKEN = ("onnection", "gloo", "NCCL")
+"""In the text of what a broken connection raises: it has no type of its own."""
+LOST = "stopped: another process of the training ended"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the ``count`` processes of a training."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes files and owns the gym's service."""
+        return self.rank == 0
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return every process's value, by rank."""
+        if self.count == 1:
+            return [value]
+        made: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(made, value)
+        return made
+
+    def wait(self) -> None:
+        """Return once every process has come here."""
+        self.gather(None)
+
+    def once(self, act: Callable[[], Value]) -> Value:
+        """Let the first process act, and return to all what came of it; a HarnessError is raised in all."""
+        if self.count == 1:
+            return act()
+        told: Any = (None, "")
+        if self.is_first:
+            try:
+                told = (act(), "")
+            except HarnessError as error:
+                told = (None, str(error))
+        value, failed = self.gather(told)[0]
+        if failed:
+            raise HarnessError(failed)
+        return value
+
+    def total(self, tensors: Tensors) -> Tensors:
+        """Return the sum of every process's tensors, by name; float64 on the CPU, as they must be."""
+        if self.count == 1 or not tensors:
+            return tensors
+        flat = torch.cat([value.flatten() for value in tensors.values()])
+        if torch.distributed.get_backend() == "nccl":
+            flat = flat.cuda()
+        torch.distributed.all_reduce(flat)
+        parts = flat.cpu().split([value.numel() for value in tensors.values()])
+        return {name: part.view_as(tensors[name]) for name, part in zip(tensors, parts, strict=True)}
+
+    def leave(self, folder: Path, reason: str) -> None:
+        """Leave the reason why this process ends, for the first one to find."""
+        write_atomically(_reason(folder, self.rank), reason.encode())
+
+    def left(self, folder: Path) -> str:
+        """Return the reason that another process has left, with its number; where there is none, that one ended."""
+        for rank in range(1, self.count):
+            with suppress(OSError):
+                return f"{_reason(folder, rank).read_text('utf-8')} (process {rank})"
+        return LOST
+
+    def clear(self, folder: Path) -> None:
+        """Remove the reasons that were left."""
+        for rank in range(1, self.count):
+            _reason(folder, rank).unlink(missing_ok=True)
+
+
+ALONE = Ranks()
+
+
+def joined() -> Ranks:
+    """Return this process among those that ``torchrun`` has started, once they have found each other."""
+    if int(os.environ.get(WORLD_SIZE, "1")) == 1:
+        return ALONE
+    state = PartialState(cpu=not torch.cuda.is_available())
+    return Ranks(state.process_index, state.num_processes)
+
+
+def ranks_of(trainer: Any) -> Ranks:
+    """Return this process among those that a trainer runs in."""
+    return Ranks(trainer.accelerator.process_index, trainer.accelerator.num_processes)
+
+
+def merged(lists: Sequence[Sequence[Value]]) -> list[Value]:
+    """Return every process's values in one list, by rank."""
+    return [value for values in lists for value in values]
+
+
+def _reason(folder: Path, rank: int) -> Path:
+    return folder / f"process-{rank}-stopped"

@@ -42,7 +42,7 @@ from trainer.errors import AuditError
 from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
-from trainer.ranks import BROKEN, LOST, Ranks, joined
+from trainer.ranks import BROKEN, LOST, Ranks, joined, part
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
 from trainer.trace import read_trace
@@ -356,6 +356,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = options.out or options.config.parent
         with sigterm_interrupts():
             run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
+        part()
     except (HarnessError, InfrastructureError, AuditError, OSError) as error:
         print(f"gym_training: {error}", file=sys.stderr)
         return 2

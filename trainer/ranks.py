@@ -4,6 +4,7 @@ Every method but ``is_first`` is to be called by all processes in the same order
 fails leaves its reason and ends; the others learn of it from a broken connection, and read the reason.
 """
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -102,6 +103,14 @@ def joined() -> Ranks:
         return ALONE
     state = PartialState(cpu=not torch.cuda.is_available())
     return Ranks(state.process_index, state.num_processes)
+
+
+def part() -> None:
+    """Leave the other processes: torch's threads must have ended before the interpreter does."""
+    if torch.distributed.is_initialized():
+        # A trainer is part of cycles, and its wrapped model holds the group.
+        gc.collect()
+        torch.distributed.destroy_process_group()
 
 
 def ranks_of(trainer: Any) -> Ranks:

@@ -16,8 +16,9 @@ from gyms.local import LocalGym
 
 def one_sampler_for_all(rank: int) -> None:
     """Every process samples with the same random numbers: the seed is not made the process's own."""
-    original = grpo_trainer.set_seed
-    grpo_trainer.set_seed = lambda seed, device_specific=False: original(seed)  # type: ignore[assignment]
+    module: Any = grpo_trainer
+    original = module.set_seed
+    module.set_seed = lambda seed, device_specific=False: original(seed)
 
 
 def gradients_stay_apart(rank: int) -> None:

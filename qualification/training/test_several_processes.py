@@ -1,29 +1,33 @@
 """Several processes: torchrun's processes train one policy on one batch, and stop together."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.checks import explain
 from harness.files import ROOT
+from harness.run import Run
 from qualification.broken.processes import DEFECTS
 from qualification.training.processes import torchrun
 from trainer import replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config, write_config
 from trainer.divergence import differences
 from trainer.policy import load_policy
-from trainer.run_manifest import MANIFEST
+from trainer.run_manifest import COMPLETED, MANIFEST
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STEPS = 4
+SLOW = pytest.mark.slow
+QUICK = ("nothing", "gradients_stay_apart", "one_process_loses_its_gym")
+"""Of the defects; each takes seconds, as two processes load torch."""
 WORKER = "qualification.training.processes"
 
 
-def prepared(folder: Path, policy: str = "mini4", **settings: object) -> Path:
+def prepared(folder: Path, policy: str = "mini4", **settings: Any) -> Path:
     """Write the configuration of a run whose group of four is spread over two processes; return its path."""
     made = training_config(policy, load_policy(policy).identity.weights, "nemo", 43, STEPS)
     config = TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "oracle_steps": "every", **settings})
@@ -32,12 +36,15 @@ def prepared(folder: Path, policy: str = "mini4", **settings: object) -> Path:
     return folder / CONFIG
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("defect", [pytest.param(name, marks=() if name in QUICK else SLOW) for name in DEFECTS])
 def test_what_goes_wrong_in_one_process_stops_all(defect: str, tmp_path: Path) -> None:
     """A fault of one process MUST end all of them with its reason in the manifest; without one, all complete."""
     ended = torchrun(WORKER, defect, prepared(tmp_path))
     outcome = run_manifest.read(tmp_path).outcome if (tmp_path / MANIFEST).is_file() else ended.stderr[-2000:]
-    seen, expected = (outcome[: len(DEFECTS[defect][1])], ended.returncode == 0), (DEFECTS[defect][1], defect == "nothing")
+    seen, expected = (
+        (outcome[: len(DEFECTS[defect][1])], ended.returncode == 0),
+        (DEFECTS[defect][1], defect == "nothing"),
+    )
     assert seen == expected, explain(
         subject=f"(outcome, exit code is 0) with {defect}",
         expected=expected,
@@ -57,3 +64,67 @@ def test_one_process_derives_what_two_trained(tmp_path: Path) -> None:
         got=seen,
         cause="gradients are not averaged, or the evidence of one process is missing",
     )
+
+
+def test_two_processes_go_on_exactly(tmp_path: Path) -> None:
+    """A run of two processes that is stopped and goes on MUST leave the bytes of one that was not."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    settings: dict[str, Any] = {"checkpoint_every": 1, "steps_per_generation": 2, "groups_per_step": 2}
+    ended = [torchrun(WORKER, "nothing", prepared(whole, **settings)).returncode]
+    torchrun(WORKER, "nothing", prepared(part, **settings), "--stop-after", "3")
+    ended.append(torchrun(WORKER, "nothing", part / CONFIG, "--resume").returncode)
+    seen = (ended, differences(whole, part, STEPS))
+    assert seen == ([0, 0], []), explain(
+        subject="(exit codes, differences) of a continued run of two processes, in the middle of a batch",
+        expected=([0, 0], []),
+        got=seen,
+        cause="a process's random numbers, rollouts or audit are not in the checkpoint",
+    )
+
+
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    """A run MUST NOT be continued by another number of processes than has begun it."""
+    torchrun(WORKER, "nothing", prepared(tmp_path, checkpoint_every=1), "--stop-after", "1")
+    command = [sys.executable, "-m", "trainer.gym_training", tmp_path / CONFIG, "--resume"]
+    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    seen = (alone.returncode, "processes was 2, is 1" in alone.stderr.splitlines()[-1])
+    assert seen == (2, True), explain(
+        subject="(exit code, both numbers named) of one process that goes on where two were",
+        expected=(2, True),
+        got=(alone.returncode, alone.stderr[-500:]),
+        cause="the number of processes is not part of what a checkpoint depends on",
+    )
+
+
+def test_a_step_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    """Rollouts that are no equal parts MUST be refused by every process, in one line, before anything is written."""
+    ended = torchrun(WORKER, "nothing", prepared(tmp_path, group_size=3))
+    said = [line for line in ended.stderr.splitlines() if line.startswith("gym_training: ")]
+    seen = (ended.returncode, len(said), all("change groups_per_step" in line for line in said), _names(tmp_path))
+    assert seen == (1, 2, True, [CONFIG]), explain(
+        subject="(exit code, lines, fix named in each, files) of three rollouts in two processes",
+        expected=(1, 2, True, [CONFIG]),
+        got=(*seen, ended.stderr[-500:]),
+        cause="a step is split before it is known to be equal parts",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.gym("nemo")
+def test_a_qualification_in_two_processes(run: Run, tmp_path: Path) -> None:
+    """Two processes MUST train mini through one NeMo service, share its sessions, and be replayed by one process."""
+    run.stack("nemo")
+    ended = torchrun("trainer.gym_training", prepared(tmp_path, "mini", steps=8, checkpoint_every=4))
+    broken = [line for line in replay_audit.audit(tmp_path).lines if line.startswith("BROKEN")]
+    made = run_manifest.read(tmp_path)
+    seen = (ended.returncode, made.outcome, made.processes, made.tensors and made.tensors.changed, broken)
+    assert seen == (0, COMPLETED, 2, 392, []), explain(
+        subject="(exit code, outcome, processes, tensors changed, claims that are not derived)",
+        expected=(0, COMPLETED, 2, 392, []),
+        got=(*seen, ended.stderr[-1000:]),
+        cause="the processes do not share the service that the first one starts",
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -127,7 +127,13 @@ class GymTrainer(GRPOTrainer):
         """Return TRL's sampler, with a permutation of each epoch that does not depend on those before it."""
         sampler: Any = super()._get_train_sampler(dataset)
         sampler.__class__ = EpochSampler
+        self._epochs = sampler
         return sampler
+
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """Tell the sampler its epoch: accelerate does not where it shares batches out and skips some, on a resume."""
+        self._epochs.set_epoch(named["epoch"])
+        super()._run_epoch(*arguments, **named)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save everything that the next step depends on, whole or not at all."""

@@ -108,7 +108,7 @@ def test_a_row_alone_is_the_row_in_its_batch(batch: list[Frozen], recorded: tupl
     """The gradients of rows by themselves, without padding, MUST add up to that of their batch."""
     whole = gradient(batch, "dapo", 1)
     made_of = recorded[0].model_copy(update={"group_size": 4, "steps_per_generation": 1, "gradient_accumulation": 1})
-    advantages, tokens = objective.advantages([*REWARDS], made_of), sum(sum(row.mask) for row in batch)
+    advantages, tokens = objective.advantages(list[float | None](REWARDS), made_of), sum(sum(row.mask) for row in batch)
     alone = [
         TrainedRow(_row(row, frozen, advantage), len(batch), tokens, tokens)
         for row, frozen, advantage in zip(recorded[1], batch, advantages, strict=True)

@@ -21,9 +21,15 @@ from trainer.run_manifest import COMPLETED, MANIFEST
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STEPS = 4
+POOL = tuple(f"v1/train/43/{index}" for index in range(2))
 SLOW = pytest.mark.slow
 QUICK = ("nothing", "gradients_stay_apart", "one_process_loses_its_gym")
 """Of the defects; each takes seconds, as two processes load torch."""
+CASES: dict[str, dict[str, Any]] = {
+    "within a batch of two steps": {"steps_per_generation": 2, "groups_per_step": 2},
+    "in the second epoch": {"tasks": POOL, "repeat_pool": True, "shuffle": True},
+}
+"""Where a run is when it is stopped after three steps."""
 WORKER = "qualification.training.processes"
 
 
@@ -66,16 +72,18 @@ def test_one_process_derives_what_two_trained(tmp_path: Path) -> None:
     )
 
 
-def test_two_processes_go_on_exactly(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_go_on_exactly(case: str, tmp_path: Path) -> None:
     """A run of two processes that is stopped and goes on MUST leave the bytes of one that was not."""
     whole, part = tmp_path / "whole", tmp_path / "part"
-    settings: dict[str, Any] = {"checkpoint_every": 1, "steps_per_generation": 2, "groups_per_step": 2}
+    settings = {"checkpoint_every": 1, **CASES[case]}
     ended = [torchrun(WORKER, "nothing", prepared(whole, **settings)).returncode]
     torchrun(WORKER, "nothing", prepared(part, **settings), "--stop-after", "3")
     ended.append(torchrun(WORKER, "nothing", part / CONFIG, "--resume").returncode)
     seen = (ended, differences(whole, part, STEPS))
     assert seen == ([0, 0], []), explain(
-        subject="(exit codes, differences) of a continued run of two processes, in the middle of a batch",
+        subject=f"(exit codes, differences) of a continued run of two processes, {case}",
         expected=([0, 0], []),
         got=seen,
         cause="a process's random numbers, rollouts or audit are not in the checkpoint",

@@ -1,4 +1,5 @@
 # make qualify [GYM=nemo]   set up what is missing, run the qualification, print verdict and run directory
+# make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
 # make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
 # make test-all             with the slow ones
 # make setup-train          add torch and the training libraries to .venv
@@ -7,6 +8,7 @@
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 GYM ?= all
+POLICY ?= mini
 PYTEST_ARGS ?=
 WORKERS ?= 2
 
@@ -22,11 +24,14 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify test test-all lint lock clean setup setup-train
+.PHONY: qualify qualify-gpu test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
 qualify: setup setup-train
 	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
+
+qualify-gpu: setup setup-train
+	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy $(POLICY) $(PYTEST_ARGS)
 
 # More threads than cores would only slow small models down.
 test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)

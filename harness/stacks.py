@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -128,6 +129,8 @@ def find_stack(name: str) -> Stack:
     """Return the built stack of a gym without building anything; raises NotTestable with the fix."""
     spec = STACKS[name]
     named = _named_interpreter(spec)
+    if named and (own := _own_environment(spec, named[1])):
+        return own
     lock_sha256 = sha256_file(spec.lock)
     matching = [
         stack
@@ -241,6 +244,41 @@ def _named_interpreter(spec: StackSpec) -> tuple[str, Version] | None:
             f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.floor)} or newer"
         )
     return str(Path(which(path) or path).resolve()), version
+
+
+def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
+    """Return the environment of a named interpreter as it is, if it holds the gym: for machines without a network.
+
+    Raises HarnessError for another version of the gym than is examined.
+    """
+    named = os.environ[spec.variable]
+    python = Path(which(named) or named).absolute()
+    question = (
+        "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
+    )
+    answer = subprocess.run([python, "-I", "-c", question], capture_output=True, text=True, timeout=60, check=False)
+    listed = sorted({line.lower().replace("_", "-") for line in answer.stdout.splitlines()})
+    installed = dict(line.split("==", 1) for line in listed if "==" in line)
+    if spec.distribution not in installed:
+        return None
+    pins = re.findall(r"^([\w.-]+)==([^\s;]+)", spec.lock.read_text(encoding="utf-8"), re.MULTILINE)
+    due = {name.lower(): pin for name, pin in pins}
+    if installed[spec.distribution] != due[spec.distribution]:
+        raise HarnessError(
+            f"{spec.variable}={named} holds {spec.distribution} {installed[spec.distribution]}, "
+            f"{due[spec.distribution]} is examined; install that, or name an interpreter without it"
+        )
+    differing = [f"{name} {installed[name]} for {pin}" for name, pin in due.items() if installed.get(name, pin) != pin]
+    return Stack(
+        name=spec.name,
+        python=str(python),
+        base_python=str(python),
+        version=_dotted(version),
+        lock_sha256=hashlib.sha256("\n".join(listed).encode()).hexdigest(),
+        platform=_platform(),
+        flags=("as it is",),
+        deviation=f"an environment of its own, not the lock's; differing: {', '.join(differing) or 'none'}",
+    )
 
 
 def _installed_interpreters() -> Iterator[str]:

@@ -1,13 +1,14 @@
 """Selection and inversion: what runs, what counts as flagged, and which stack is taken."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from harness import plugin, stacks
 from harness.checks import explain
-from harness.errors import NotTestable
+from harness.errors import HarnessError, NotTestable
 from harness.manifest import read
 from qualification import verifiers
 from qualification.commands import run_pytest
@@ -183,3 +184,40 @@ def test_a_stack_of_another_lock_is_not_taken(tmp_path: Path, monkeypatch: pytes
         got=str(refused.value),
         cause="stacks are found by name alone",
     )
+
+
+@pytest.mark.gym("openenv")
+def test_an_environment_that_holds_the_gym_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named interpreter that holds the gym MUST be used as it is, as a deviation that names what differs."""
+    _named_with_a_lock(tmp_path, monkeypatch, "openenv==0.9.0\nfastapi==0.0.1\n")
+    taken = stacks.find_stack("openenv")
+    seen = (taken.python, "fastapi" in (taken.deviation or ""), "openenv" in (taken.deviation or ""))
+    assert seen == (os.environ["GYMQUAL_OPENENV_PYTHON"], True, False), explain(
+        subject="(interpreter, a package that differs is named, one that does not is not)",
+        expected="the named one, True, False",
+        got=(seen, taken.deviation),
+        cause="a stack is built beside it, or its packages are not compared with the lock",
+    )
+
+
+@pytest.mark.gym("openenv")
+def test_an_environment_with_another_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named interpreter that holds another release of the gym MUST be refused with both versions."""
+    _named_with_a_lock(tmp_path, monkeypatch, "openenv==0.9.1\n")
+    with pytest.raises(HarnessError) as refused:
+        stacks.find_stack("openenv")
+    assert "holds openenv 0.9.0, 0.9.1 is examined" in str(refused.value), explain(
+        subject="an environment of another release",
+        expected="both versions",
+        got=str(refused.value),
+        cause="whatever release is there is taken",
+    )
+
+
+def _named_with_a_lock(folder: Path, monkeypatch: pytest.MonkeyPatch, lock: str) -> None:
+    """Name the built stack's interpreter, as a machine's own, and let another lock be what it is compared with."""
+    built = stacks.find_stack("openenv")
+    (folder / "requirements").mkdir()
+    (folder / "requirements" / "openenv.lock").write_text(lock)
+    monkeypatch.setattr(stacks, "ROOT", folder)
+    monkeypatch.setenv("GYMQUAL_OPENENV_PYTHON", built.python)

@@ -36,6 +36,7 @@ from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
 from harness.stacks import find_stack
 from trainer import checkpoints, run_manifest
+from trainer.accelerator import describe
 from trainer.audit import Audit, attach
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
@@ -262,6 +263,7 @@ def _manifest(
         deviations=(*([f"{config.gym}: {stack.deviation}"] if stack.deviation else []), *policy.notes),
         seconds=round(seconds, 3),
         processes=audit.objective.processes,
+        device=str(describe(torch.cuda.current_device())) if trainer.accelerator.device.type == "cuda" else "cpu",
         files=run_manifest.list_files(folder) if folder else {},
     )
 

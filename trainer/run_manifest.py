@@ -116,6 +116,8 @@ class TrainingRun(_Model):
     """Groups, over all steps, whose rewards differed."""
     processes: int = Field(default=1, ge=1, exclude_if=lambda count: count == 1)
     """Processes that trained together, each a share of every step's rollouts; 1 is not written down."""
+    device: str = Field(default="cpu", exclude_if=lambda device: device == "cpu")
+    """What trained: a GPU by name, capability, memory and CUDA version; the CPU is not written down."""
     deviations: tuple[str, ...]
     """What was not as it should be and was allowed; not derivable."""
     seconds: float

@@ -98,7 +98,7 @@ def gradient(batch: Sequence[Frozen], loss_type: str, accumulation: int) -> Grad
     return taken
 
 
-def _paid(paid: list[float], **columns: Any) -> list[float]:
+def _paid(paid: list[float | None], **columns: Any) -> list[float | None]:
     return paid
 
 

@@ -25,6 +25,7 @@ from trainer.trace import Header, Objective, Row, read_trace
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 REWARDS = (1.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.25, 0.0)
+PAID: list[float | None] = [*REWARDS]
 SHORTER = 3
 """Ids by which each rollout is cut more than the one before, so that no two are padded alike."""
 TOLERANCE = 1e-5
@@ -108,7 +109,7 @@ def test_a_row_alone_is_the_row_in_its_batch(batch: list[Frozen], recorded: tupl
     """The gradients of rows by themselves, without padding, MUST add up to that of their batch."""
     whole = gradient(batch, "dapo", 1)
     made_of = recorded[0].model_copy(update={"group_size": 4, "steps_per_generation": 1, "gradient_accumulation": 1})
-    advantages, tokens = objective.advantages(list[float | None](REWARDS), made_of), sum(sum(row.mask) for row in batch)
+    advantages, tokens = objective.advantages(PAID, made_of), sum(sum(row.mask) for row in batch)
     alone = [
         TrainedRow(_row(row, frozen, advantage), len(batch), tokens, tokens)
         for row, frozen, advantage in zip(recorded[1], batch, advantages, strict=True)

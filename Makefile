@@ -1,4 +1,4 @@
-# make qualify [GYM=nemo]   set up what is missing, run the qualification, print verdict and run directory
+# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on two workers), print the verdict
 # make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
 # make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
 # make test-all             with the slow ones
@@ -27,19 +27,26 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 .PHONY: qualify qualify-gpu test test-all lint lock clean setup setup-train
 .DEFAULT_GOAL := qualify
 
-qualify: setup setup-train
-	$(BIN)/pytest -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
+# The gyms' environments are built beside the trainer's, and lint runs beside either.
+READY_FOR = +$(MAKE) --no-print-directory -j2
 
-qualify-gpu: setup setup-train
+qualify:
+	$(READY_FOR) setup setup-train
+	$(BIN)/pytest $(if $(filter all,$(GYM)),$(PARALLEL)) -m "(cpu_smoke or cpu_qualification or optional) and not slow" --gym $(GYM) $(PYTEST_ARGS)
+
+qualify-gpu:
+	$(READY_FOR) setup setup-train
 	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy $(POLICY) $(PYTEST_ARGS)
 
 # More threads than cores would only slow small models down.
-test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
-test: setup setup-train lint
+qualify test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+test:
+	$(READY_FOR) setup lint
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest $(PARALLEL) --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
 
-test-all: setup setup-train lint
+test-all:
+	$(READY_FOR) setup lint
 	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest --broken -m "self_test and not gpu_qualification" $(PYTEST_ARGS)
 
@@ -63,7 +70,7 @@ $(TRAIN_READY): requirements/trainer.lock requirements/smollm2.lock $(READY)
 	  -r requirements/smollm2.lock
 	@touch $@
 
-lint: $(READY)
+lint: $(TRAIN_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -131,6 +131,9 @@ class TrainingConfig(_Frozen):
     deadline_s: float = Field(default=30.0, gt=0)
     """Of one gym call, seconds."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    generation: Literal["exact", "cached"] = "exact"
+    """How rollouts are sampled: ``exact``, to the bits of plain TRL on this seed, or ``cached``, with one key-value
+    cache for all turns and the adapter merged into a copy of the weights: faster, other bits."""
     lora: Lora = Lora()
     shaping: Shaping = Shaping()
     bands: Bands = Field(default_factory=lambda made: bands_of(made["precision"]))

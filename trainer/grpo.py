@@ -24,6 +24,7 @@ from trainer import checkpoints
 from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
+from trainer.sampler import Sampler
 from trainer.settings import ends_of
 from trainer.trace import Episode, ToolUse
 
@@ -63,6 +64,7 @@ class GymTrainer(GRPOTrainer):
         self.verdicts: list[Verdict] = []
         self.seal: Callable[[Path], object] = lambda checkpoint: None
         """Completes a checkpoint once the trainer has written its part of it."""
+        self.sampler = Sampler(config.generation)
         self._run_folder = folder.parent
         self._shaping = config.shaping
         columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
@@ -95,7 +97,7 @@ class GymTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Generate a batch; raises the InfrastructureError that TRL has shown to the model as a tool's answer."""
-        with _arguments_as_written():
+        with _arguments_as_written(), self.sampler.batch(self.accelerator, self.model_wrapped):
             made = super()._generate(prompts)
         for environment in self.environments or []:
             environment._raise_fault()

@@ -97,7 +97,7 @@ class GymTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Generate a batch; raises the InfrastructureError that TRL has shown to the model as a tool's answer."""
-        with _arguments_as_written(), self.sampler.batch(self.accelerator, self.model_wrapped):
+        with _arguments_as_written(), self.sampler.batch(self):
             made = super()._generate(prompts)
         for environment in self.environments or []:
             environment._raise_fault()

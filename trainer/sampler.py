@@ -8,14 +8,20 @@ never written. What either samples is held to the loss by the audit.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
+from accelerate import DistributedType
 from trl.trainer import grpo_trainer
 
 from trainer import adapter_forward
+from trainer.config import Generation
 from trainer.turn_cache import TurnCache
+from trainer.unwrapped import Unwrapped
 
-Generation = Literal["exact", "cached"]
+GATHERED = (DistributedType.DEEPSPEED, DistributedType.FSDP)
+"""Where no process holds all weights between two calls of generate."""
+
+COUNTS = ("context_tokens", "computed_tokens", "restarts")
 
 
 class Sampler:
@@ -23,22 +29,25 @@ class Sampler:
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self.context_tokens = self.computed_tokens = self.restarts = 0
-        self._layers: list[Any] | None = None
+        self.counts = dict.fromkeys(COUNTS, 0)
+        """Of all turn caches, see ``TurnCache``; 0 if nothing is cached."""
+        self._unwrapped: Unwrapped | None = None
+        self._layers: list[Any] = []
 
     @contextmanager
-    def batch(self, accelerator: Any, wrapped: Any) -> Iterator[None]:
-        """Sample one generation batch with weights that stay what they are; ``wrapped`` is the trainer's model."""
-        model = accelerator.unwrap_model(wrapped)
-        if self._layers is None:
-            self._layers = adapter_forward.layers_of(model)
+    def batch(self, trainer: Any) -> Iterator[None]:
+        """Sample one generation batch of a GRPOTrainer, with weights that stay what they are."""
+        if self._unwrapped is None:
+            self._unwrapped = Unwrapped(trainer.accelerator)
+            self._layers = adapter_forward.layers_of(self._unwrapped.of(trainer.model_wrapped))
         cached = self.generation == "cached"
         make = adapter_forward.merged if cached else adapter_forward.lean
         with ExitStack() as stack:
-            stack.enter_context(_unwrapped_once())
+            if not trainer.args.gradient_checkpointing and trainer.accelerator.distributed_type not in GATHERED:
+                stack.enter_context(_unwrapping_by(self._unwrapped))
             stack.enter_context(adapter_forward.standing_in(self._layers, make))
             if cached:
-                stack.enter_context(self._turns(model))
+                stack.enter_context(self._turns(self._unwrapped.of(trainer.model_wrapped)))
             yield
 
     @contextmanager
@@ -49,27 +58,26 @@ class Sampler:
             yield
         finally:
             del model.generate
-            self.context_tokens += turns.context_tokens
-            self.computed_tokens += turns.computed_tokens
-            self.restarts += turns.restarts
+            for name in COUNTS:
+                self.counts[name] += getattr(turns, name)
 
 
 @contextmanager
-def _unwrapped_once() -> Iterator[None]:
-    """Let TRL unwrap its model for the first call of generate, and keep it so for those that follow."""
+def _unwrapping_by(unwrapped: Unwrapped) -> Iterator[None]:
+    """Let TRL take the model without looking for it, where that is all that it does before it generates.
+
+    TRL also ends gradient checkpointing and gathers weights there, and looks at every module for the one and for
+    wrappers, at every call.
+    """
     module: Any = grpo_trainer
-    original, held = module.unwrap_model_for_generation, {}
+    original = module.unwrap_model_for_generation
 
-    with ExitStack() as stack:
+    @contextmanager
+    def found(model: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
+        yield unwrapped.of(model)
 
-        @contextmanager
-        def unwrapped(model: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
-            if id(model) not in held:
-                held[id(model)] = stack.enter_context(original(model, *arguments, **named))
-            yield held[id(model)]
-
-        module.unwrap_model_for_generation = unwrapped
-        try:
-            yield
-        finally:
-            module.unwrap_model_for_generation = original
+    module.unwrap_model_for_generation = found
+    try:
+        yield
+    finally:
+        module.unwrap_model_for_generation = original

@@ -16,7 +16,6 @@ import torch
 from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from transformers.utils import logging
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
@@ -27,6 +26,7 @@ from trainer.config import TrainingConfig, training_config
 from trainer.grpo import GymTrainer, episode_of, rewards_of
 from trainer.gym_training import train
 from trainer.opening import opened_gym
+from trainer.plain import PlainTRL
 from trainer.policy import load_policy
 
 STEPS = 4
@@ -117,13 +117,6 @@ def _blocks(folder: Path, stack: ExitStack) -> dict[str, Callable[[], float]]:
             for mode, generation in (("", "exact"), ("cached, ", "cached"))
         },
     }
-
-
-class PlainTRL(GymTrainer):
-    """The same training, whose rollouts are sampled by TRL's own code alone."""
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        return GRPOTrainer._generate(self, prompts)
 
 
 class _Steps(TrainerCallback):

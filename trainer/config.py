@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,6 +12,8 @@ from harness.files import readable_json, write_atomically
 
 FORMAT = "gymqual.training/1"
 CONFIG = "training.json"
+Generation = Literal["exact", "cached"]
+GENERATIONS: tuple[Generation, ...] = get_args(Generation)
 POOL = 16
 """Tasks of a frozen pool."""
 
@@ -131,6 +133,10 @@ class TrainingConfig(_Frozen):
     deadline_s: float = Field(default=30.0, gt=0)
     """Of one gym call, seconds."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    generation: Generation = Field(default="exact", exclude_if=lambda chosen: chosen == "exact")
+    """How rollouts are sampled: ``exact``, to the bits of plain TRL on this seed, or ``cached``, with one key-value
+    cache for all turns and the adapter merged into a copy of the weights: faster, other bits. Not written where it is
+    exact, so that a run from before there was a choice has the bytes of one that chose it."""
     lora: Lora = Lora()
     shaping: Shaping = Shaping()
     bands: Bands = Field(default_factory=lambda made: bands_of(made["precision"]))

@@ -17,6 +17,7 @@ from trainer.pool import Pool
 from trainer.ranks import merged, ranks_of
 from trainer.settings import ends_of, require_agreeing
 from trainer.trace import Call, Episode, Objective, Row, Sampling, finite
+from trainer.unwrapped import Unwrapped
 
 ADVANTAGE_ROUNDING = 2e-3
 """TRL takes equal rewards' mean in single precision and divides what is left of them by 1e-4."""
@@ -72,6 +73,7 @@ class GenerationAudit:
         self._rewards: list[dict[str, float | None]] = []
         self._messages: list[Any] = []
         self._generations = 0
+        self._unwrapped = Unwrapped(trainer.accelerator)
         self._trl = {name: getattr(trainer, name) for name in self.hooks}
 
     @property
@@ -85,7 +87,7 @@ class GenerationAudit:
 
     def on_generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **named: Any) -> Any:
         """Record one call of generate."""
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        model = self._unwrapped.of(self._trainer.model_wrapped)
         with self.findings.rule():
             self._random_states.add(self._trainer.accelerator.device)
         with recorder.recording(model) as sampler:

@@ -26,6 +26,7 @@ from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
 from trainer.ranks import joined, ranks_of
+from trainer.sampler import Sampler
 from trainer.settings import ends_of
 from trainer.trace import Episode, ToolUse
 
@@ -67,6 +68,7 @@ class GymTrainer(GRPOTrainer):
         """Adds what else this process must keep to a checkpoint."""
         self.seal: Callable[[Path], object] = lambda checkpoint: None
         """Completes a checkpoint once every process has written its part of it."""
+        self.sampler = Sampler(config.generation)
         self._run_folder = folder.parent
         self._shaping = config.shaping
         columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
@@ -99,7 +101,7 @@ class GymTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Generate a batch; raises the InfrastructureError that TRL has shown to the model as a tool's answer."""
-        with _arguments_as_written():
+        with _arguments_as_written(), self.sampler.batch(self):
             made = super()._generate(prompts)
         for environment in self.environments or []:
             environment._raise_fault()

@@ -149,7 +149,8 @@ def train(
         if ended == COMPLETED:
             _save(model, folder / ADAPTER)
             write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
-        write_atomically(folder / TIMINGS, readable_json({name: round(value, 3) for name, value in seconds.items()}))
+        timings = {name: round(value, 3) for name, value in seconds.items()} | trainer.sampler.counts
+        write_atomically(folder / TIMINGS, readable_json(timings))
         write_atomically(folder / "README.md", _card(config, ended, policy).encode())
         run = _manifest(config, folder, ended, policy, identity, audit, trainer, seconds["training_s"])
         run_manifest.write(run, folder)
@@ -328,7 +329,8 @@ def _card(config: TrainingConfig, outcome: str, policy: Policy) -> str:
     return f"""# Adapter of a qualification run
 
 LoRA on `{policy.identity.name}` ({policy.identity.weights[:16]}), {config.steps} GRPO steps of {config.groups_per_step}
-group(s) of {config.group_size} through the {config.gym} gym, seed {config.seed}: {outcome}.
+group(s) of {config.group_size} through the {config.gym} gym, seed {config.seed}, generation {config.generation}:
+{outcome}.
 
 It shows that the training stack did what it says on a synthetic development task. It is no model to be used, its
 training success is not a held-out score, and nothing here says how the policy would do on anything else.
@@ -372,8 +374,8 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(
         f"completed: {len(run.steps)} steps, {run.varied_groups} varied groups, {run.tensors.changed} of "
         f"{run.tensors.trainable} tensors changed, {run.tokens.sampled} sampled tokens trained and "
-        f"{run.tokens.external} others excluded; strict training success {run.strict_training_success:.3f} "
-        f"({run.scores_are})"
+        f"{run.tokens.external} others excluded; generation {run.config.generation}; strict training success "
+        f"{run.strict_training_success:.3f} ({run.scores_are})"
     )
     return 0
 

@@ -76,7 +76,7 @@ class OptimizerOracle:
         norm = sum((value**2).sum().item() for value in raw.values()) ** 0.5
         scale = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm else 1.0
         clipped = {name: value * scale for name, value in raw.items()}
-        self._before = {name: p.detach().cpu().double().clone() for name, p in named.items()}
+        self._before = {name: p.detach().to("cpu", torch.float64, copy=True) for name, p in named.items()}
         rate = self._rates.get_last_lr()[0]
         self._rates.step()
         self._due = self._updates(clipped, rate)
@@ -86,7 +86,7 @@ class OptimizerOracle:
             held = named[name].grad
             given = torch.zeros_like(due) if held is None else held.detach().cpu().double()
             exact = CLIPPING if named[name].dtype is torch.float32 else HALF
-            if (given - due).norm() > exact * max(due.norm().item(), 1e-12):
+            if (given - due).norm().item() > exact * max(due.norm().item(), 1e-12):
                 detail = f"the optimizer gets a gradient of norm {given.norm():.3g} for {name}, {due.norm():.3g} is due"
                 raise AuditError("clipping", f"{detail} (norm {norm:.3g}, clipped at {self._max_norm})")
         rates = {group["lr"] for group in optimizer.param_groups}
@@ -98,22 +98,26 @@ class OptimizerOracle:
         first, second = self._betas
         due = {}
         for name, gradient in gradients.items():
-            mean, square = self._moments.get(name, (torch.zeros_like(gradient), torch.zeros_like(gradient)))
-            mean = first * mean + (1 - first) * gradient
-            square = second * square + (1 - second) * gradient**2
+            mean, square = self._moments.get(name) or (torch.zeros_like(gradient), torch.zeros_like(gradient))
+            # In place: what is asked for anew at every step costs more than the arithmetic.
+            mean.mul_(first).add_(gradient, alpha=1 - first)
+            square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
             count = self._steps[name] = self._steps.get(name, 0) + 1
             self._moments[name] = (mean, square)
-            change = mean / (1 - first**count) / ((square / (1 - second**count)).sqrt() + self._eps)
-            decay = self._decay * self._before[name] if name in self._decayed else 0.0
-            due[name] = -rate * (change + decay)
+            spread = (square / (1 - second**count)).sqrt_().add_(self._eps)
+            change = (mean / (1 - first**count)).div_(spread)
+            if name in self._decayed:
+                change.add_(self._before[name], alpha=self._decay)
+            due[name] = change.mul_(-rate)
         return due
 
     def after(self, named: Mapping[str, torch.Tensor]) -> None:
         """Hold the change of every tensor to the one that is due; raises AuditError naming the first that differs."""
         for name, before in self._before.items():
             made, due = named[name].detach().cpu().double() - before, self._due[name]
-            if (made - due).norm() > self._band * due.norm() + SINGLE * before.norm() + 1e-15:
-                detail = f"{name} moved by {made.norm():.3g}, {due.norm():.3g} is due, {(made - due).norm():.3g} apart"
+            apart, length = (made - due).norm().item(), due.norm().item()
+            if apart > self._band * length + SINGLE * before.norm().item() + 1e-15:
+                detail = f"{name} moved by {made.norm():.3g}, {length:.3g} is due, {apart:.3g} apart"
                 raise AuditError("update", detail)
 
 

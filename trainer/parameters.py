@@ -15,6 +15,7 @@ class Parameters:
         """Raises AuditError if a peft model trains more than its adapter."""
         self._all: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
         self._is_peft = hasattr(model, "peft_config")
+        self._saved_names = {name: self.saved_name(name) for name in self._all}
         self._trained = set(self.trainable())
         self._frozen = self._frozen_digest()
         prefix = getattr(getattr(model, "base_model", None), "prefix", "")
@@ -32,7 +33,7 @@ class Parameters:
 
     def digest(self) -> str:
         """Return the sha256 over the trainable tensors as they are now, by the names they are saved under."""
-        return tensors_digest({self.saved_name(name): p.detach() for name, p in self.trainable().items()})
+        return tensors_digest({self._saved_names[name]: p.detach() for name, p in self.trainable().items()})
 
     def require_same_trained(self) -> None:
         """Raise AuditError if other tensors are trained now than when training began."""

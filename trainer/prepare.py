@@ -1,6 +1,7 @@
 """Freeze a training run, or a matched experiment: fresh tasks, and the digests of everything that it depends on.
 
     python -m trainer.prepare RUN_DIR [--policy mini] [--gym nemo] [--seed 43] [--checkpoint-every STEPS]
+                                      [--generation exact|cached]
     python -m trainer.prepare --experiment DIR [--arms nemo openenv] [--policy mini] [--seed 43] [--steps 256]
 
 An experiment's protocol, ``DIR/protocol.md``, says what will be done and by which rules; ``trainer.schedule`` does it.
@@ -15,14 +16,14 @@ from pydantic import ValidationError
 
 from gyms.base import InfrastructureError
 from harness.errors import HarnessError
-from trainer.config import CONFIG, POOL, TrainingConfig, training_config, write_config
+from trainer.config import CONFIG, GENERATIONS, POOL, TrainingConfig, training_config, write_config
 from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, require_empty, write_plan
 from trainer.opening import GYMS
 from trainer.policy import POLICY_HELP, load_policy
 
 RUN_STEPS = 8
 EXPERIMENT_STEPS = 256
-RUN_ONLY = ("gym", "checkpoint_every")
+RUN_ONLY = ("gym", "checkpoint_every", "generation")
 EXPERIMENT_ONLY = ("arms", "dev_episodes", "test_episodes", "retention", "retention_problems")
 """Options, by what they belong to."""
 
@@ -63,10 +64,15 @@ def _prepare_run(options: argparse.Namespace) -> str:
     policy, steps = load_policy(options.policy), RUN_STEPS if options.steps is None else options.steps
     gym = options.gym or "nemo"
     made = training_config(options.policy, policy.identity.weights, gym, options.seed, steps, max(POOL, steps))
-    config = TrainingConfig.model_validate({**made.model_dump(), "checkpoint_every": options.checkpoint_every or 0})
+    chosen = {
+        "checkpoint_every": options.checkpoint_every or 0,
+        "generation": options.generation or made.generation,
+    }
+    config = TrainingConfig.model_validate({**made.model_dump(), **chosen})
     options.folder.mkdir(parents=True, exist_ok=True)
     write_config(config, path)
-    return f"{path}: {config.policy} through {config.gym}, {config.steps} steps, {len(config.tasks)} tasks"
+    said = f"{path}: {config.policy} through {config.gym}, {config.steps} steps, {len(config.tasks)} tasks"
+    return f"{said}, generation {config.generation}"
 
 
 def _prepare_experiment(options: argparse.Namespace) -> str:
@@ -110,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help=f"default: {RUN_STEPS}, of an experiment {EXPERIMENT_STEPS}")
     parser.add_argument("--gym", choices=GYMS, help="of a run (nemo)")
     parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="of a run; 0, the default: none")
+    parser.add_argument(
+        "--generation", choices=GENERATIONS, help="of a run; exact, the default, or cached: faster, other bits"
+    )
     parser.add_argument("--arms", nargs="+", choices=GYMS, help=f"of an experiment ({' '.join(GYMS)})")
     parser.add_argument("--dev-episodes", type=int, metavar="N", help="that select a candidate (256)")
     parser.add_argument("--test-episodes", type=int, metavar="N", help="that assess it (512)")

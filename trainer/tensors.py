@@ -20,7 +20,8 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         values = tensors[name].detach().to("cpu", torch.float32).contiguous()
-        digest.update(name.encode() + b"\0" + values.numpy().astype("<f4", copy=False).tobytes())
+        digest.update(name.encode() + b"\0")
+        digest.update(values.numpy().astype("<f4", copy=False).data)
     return digest.hexdigest()
 
 

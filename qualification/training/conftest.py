@@ -75,7 +75,7 @@ def defect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     """The defect planted for this test: a patch of the policy code."""
     planted: Planted | None = getattr(request, "param", None)
     if planted is not None:
-        from qualification.broken import audits, policies, training
+        from qualification.broken import audits, generation, policies, training
 
-        {**policies.DEFECTS, **training.DEFECTS, **audits.DEFECTS}[planted.defect](monkeypatch)
+        {**policies.DEFECTS, **training.DEFECTS, **audits.DEFECTS, **generation.DEFECTS}[planted.defect](monkeypatch)
     return planted

@@ -92,7 +92,7 @@ def audited(
     **settings: Any,
 ) -> tuple[Any, Any]:
     """Return a trainer of mini4 on tasks played in this process, and its audit, None without one."""
-    config = TrainingConfig(tasks=POOL, **{"policy": "mini4", "steps": STEPS, "oracle_steps": "every", **settings})
+    config = TrainingConfig(**{"tasks": POOL, "policy": "mini4", "steps": STEPS, "oracle_steps": "every", **settings})
     tasks = GermanOrders()
     set_seed(config.seed)
     made: Any = trainer(config, load_policy(config.policy), gym(tasks), tasks, folder / "trl")  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"num_iterations": 3, "gradient_accumulation": 2, "beta": 0.04, "shaping": {"strict": 0.5, "lookup": 0.2}},
     ),
     "within a batch of two steps": (1, {"steps_per_generation": 4, "gradient_accumulation": 2}),
+    "with a cache over turns": (3, {"generation": "cached", "num_iterations": 2, "groups_per_step": 2}),
     "at the end of an epoch": (3, {"tasks": POOL[:3], "repeat_pool": True, "shuffle": True}),
     "in the second epoch": (5, {"tasks": POOL[:4], "repeat_pool": True, "shuffle": True, "groups_per_step": 1}),
 }

@@ -33,8 +33,8 @@ Episode = Callable[[int, Clock], Awaitable[None]]
 async def play(sessions: int, episodes: int, episode: Episode) -> dict[str, float]:
     """Play ``episodes`` episodes, ``sessions`` at a time, and return what they took.
 
-    ``wall_s`` and this process's ``cpu_s``, ``p50_s`` and ``p99_s`` of a tool call; raises RuntimeError naming the
-    first failure if any episode failed: a load with errors has no speed.
+    ``wall_s`` and this process's ``cpu_s``, the number of tool ``calls``, ``p50_s`` and ``p99_s`` of one. Raises
+    RuntimeError naming the first failure if any episode failed: a load with errors has no speed.
     """
     clock, failures = Clock(), []
     # Whoever is done takes the next: all sessions are busy until the last episodes.
@@ -53,7 +53,13 @@ async def play(sessions: int, episodes: int, episode: Episode) -> dict[str, floa
     if failures:
         raise RuntimeError(f"{len(failures)} of {episodes} episodes failed, first {failures[0]!r}")
     latencies = sorted(clock.latencies_s)
-    return {"wall_s": wall_s, "cpu_s": cpu_s, "p50_s": percentile(latencies, 50), "p99_s": percentile(latencies, 99)}
+    return {
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "calls": len(latencies),
+        "p50_s": percentile(latencies, 50),
+        "p99_s": percentile(latencies, 99),
+    }
 
 
 def percentile(ascending: list[float], percent: float) -> float:

@@ -84,6 +84,6 @@ def figures(measured: Throughput) -> list[Figure]:
         for measure, name in MEASURES.items():
             ratio, control = ratios(level.rounds[measure])
             note = f"raw {ratio:.3f}, A/A {control:.3f}"
-            title = f"{level.gym}, {level.sessions} sessions: {name}"
+            title = f"{level.gym} at {level.sessions}: {name}"
             made.append(Figure(title, level.ratio(measure), level.goal(measure), "x", note))
     return made

@@ -22,7 +22,7 @@ STYLES = {
     "p99": ("#3d7a3a", "^", ":"),
 }
 """Colour, marker and line of each measure."""
-TICKS = (0.25, 0.5, 1, 2, 4)
+TICKS = [2.0**power for power in range(-5, 6)]
 
 
 def write(measured: Throughput, folder: Path) -> None:
@@ -44,8 +44,8 @@ def table(measured: Throughput) -> str:
         "\n".join([_header(), *(_row(level) for level in measured.levels)]),
         "Services are the server, and for OpenEnv server and bridge against upstream's server alone; all processes are "
         "these and the client. OpenEnv's bridge is a second hop: it is upstream's client in a process of its own, so "
-        "that trainer and SDK share no package. Our client replays every episode before it believes its verdict. "
-        "Upstream's own stands for none of that.",
+        "that trainer and SDK share no package. Our client replays every episode before it believes its verdict, which "
+        "upstream's does not.",
         f"Measured on {measured.machine}, shared with other work (average load before: {measured.load:g}), so that "
         f"only the ratios can be compared. {_versions(measured)}. `python -m harness bench throughput` does it again.",
     ]
@@ -67,7 +67,11 @@ def _cell(level: Level, measure: str) -> str:
     ratio, goal = level.ratio(measure), level.goal(measure)
     bounded = "" if goal == inf else f" ({goal:g})"
     shown = f"{ratio:.2f}" if ratio <= goal else f"**{ratio:.2f}**"
-    return f"{1000 * level.ours(measure):.2g} ms, {shown}{bounded}"
+    return f"{_ms(level.ours(measure))} ms, {shown}{bounded}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.{0 if seconds > 0.01 else 1 if seconds > 0.001 else 2}f}"
 
 
 def _versions(measured: Throughput) -> str:
@@ -86,6 +90,8 @@ def plot(measured: Throughput) -> bytes:
         panels = figure.subplots(1, len(gyms), sharey=True, squeeze=False)[0]
         for axes, gym in zip(panels, gyms, strict=True):
             _panel(axes, gym, [level for level in measured.levels if level.gym == gym])
+        drawn = [level.ratio(measure) for level in measured.levels for measure in STYLES]
+        panels[0].set_ylim(min(0.4, *drawn) / 1.1, max(2.5, *drawn) * 1.1)
         panels[0].set_ylabel("ours over upstream's trivial server")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
         written = BytesIO()
@@ -104,7 +110,6 @@ def _panel(axes: Axes, gym: str, levels: list[Level]) -> None:
     axes.set_yscale("log", base=2)
     axes.set_xticks(sessions, [str(each) for each in sessions])
     axes.set_yticks(TICKS, [f"{each:g}" for each in TICKS])
-    axes.set_ylim(TICKS[0], TICKS[-1])
     axes.minorticks_off()
     axes.set_title(gym, color=INK)
     axes.set_xlabel("sessions at once")

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from rich.console import Console
 from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
 from harness import __version__, manifest, stacks, training
-from harness.bench import Figure, Say
+from harness.bench import Figure
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
+from harness.bench_throughput import bench_throughput
 from harness.bench_trainer import bench_policy, bench_silent_bugs, bench_training
 from harness.bench_verifiers import bench_verifiers
 from harness.compare import compare
@@ -27,15 +29,28 @@ from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
 
-BENCHES: dict[str, Callable[[Say], list[Figure]]] = {
-    "nemo": bench_nemo,
-    "openenv": bench_openenv,
-    "policy": bench_policy,
-    "training": bench_training,
-    "verifiers": bench_verifiers,
-}
 
-SILENT_BUGS = "silent-bugs"
+@dataclass(frozen=True)
+class Bench:
+    """One subject of ``bench``."""
+
+    measure: Callable[..., list[Figure]]
+    """Called with ``say`` and, by name, the options that it takes."""
+    takes: frozenset[str] = frozenset()
+    """Of ``out`` and ``quick``."""
+    shows_progress: bool = False
+    """By itself."""
+
+
+BENCHES = {
+    "nemo": Bench(bench_nemo),
+    "openenv": Bench(bench_openenv),
+    "policy": Bench(bench_policy),
+    "silent-bugs": Bench(bench_silent_bugs, frozenset({"out", "quick"}), shows_progress=True),
+    "throughput": Bench(bench_throughput, frozenset({"out"})),
+    "training": Bench(bench_training),
+    "verifiers": Bench(bench_verifiers),
+}
 
 SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService], dict[str, Any]]]] = {
     "nemo": lambda o: (start_nemo, {"capacity": o.capacity, "session_ttl_s": o.session_ttl}),
@@ -94,10 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     measure = command(
         "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
     )
-    measure.add_argument("subject", choices=[*BENCHES, SILENT_BUGS])
-    measure.add_argument("--quick", action="store_true", help=f"{SILENT_BUGS}: without the trainings of forty steps")
+    measure.add_argument("subject", choices=list(BENCHES))
     measure.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"{SILENT_BUGS}: for table and map (reports/{SILENT_BUGS})"
+        "--quick", action="store_true", help=f"without the trainings of forty steps; {_subjects_with('quick')}"
+    )
+    measure.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"for what is written, reports/SUBJECT by default; {_subjects_with('out')}",
     )
     return parser
 
@@ -187,14 +207,32 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if result.same_outcomes else 1
 
 
+def _require_folder(folder: Path) -> None:
+    """Raise HarnessError unless files can be written to ``folder``, before anything is measured for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        raise HarnessError(f"--out {folder}: nothing can be written there; name a writable folder")
+
+
+def _subjects_with(option: str) -> str:
+    return "for " + ", ".join(name for name, bench in BENCHES.items() if option in bench.takes)
+
+
 def _bench(options: argparse.Namespace) -> int:
-    out = options.out or ROOT / "reports" / SILENT_BUGS
-    if options.subject != SILENT_BUGS and (options.quick or options.out):
-        raise HarnessError(f"--quick and --out belong to bench {SILENT_BUGS}; leave them out for {options.subject}")
-    if options.subject == SILENT_BUGS:
-        # It shows its own progress.
-        figures = bench_silent_bugs(_console.print, out, options.quick)
-        _console.print(f"table and map: {out}")
+    bench = BENCHES[options.subject]
+    for option in ("out", "quick"):
+        if getattr(options, option) and option not in bench.takes:
+            raise HarnessError(f"--{option} is {_subjects_with(option)}; leave it out for {options.subject}")
+    given = {"out": options.out or ROOT / "reports" / options.subject, "quick": options.quick}
+    taken = {option: value for option, value in given.items() if option in bench.takes}
+    if "out" in taken:
+        _require_folder(taken["out"])
+    if bench.shows_progress:
+        figures = bench.measure(_console.print, **taken)
     else:
         with _console.status("") as status:
 
@@ -203,7 +241,9 @@ def _bench(options: argparse.Namespace) -> int:
                 if not _console.is_terminal:
                     _console.print(text)
 
-            figures = BENCHES[options.subject](say)
+            figures = bench.measure(say, **taken)
+    if "out" in taken:
+        _console.print(f"written to {taken['out']}")
     for figure in figures:
         bounded = figure.bound != float("inf")
         goal = f"{figure.value:8.3f} {figure.unit}" + (f", goal <= {figure.bound:g}" if bounded else "")

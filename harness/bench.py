@@ -5,11 +5,12 @@ met if the median ratio, over that A/A median, is within its bound.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from harness.process import Owner, Server
 
@@ -20,6 +21,7 @@ WARM_UP_SESSIONS = 200
 SESSIONS = 2000
 
 Say = Callable[[str], None]
+Block = TypeVar("Block")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,24 @@ class Figure:
         return self.value <= self.bound
 
 
-def paired(subject: Callable[[], float], reference: Callable[[], float], rounds: int = ROUNDS) -> tuple[float, float]:
+def interleaved(
+    subject: Callable[[], Block], reference: Callable[[], Block], rounds: int
+) -> list[tuple[Block, Block, Block]]:
+    """Return reference, subject and reference again of every round."""
+    return [(reference(), subject(), reference()) for _ in range(rounds)]
+
+
+def ratios(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """Return (median of subject / reference, median of reference / reference) over interleaved blocks."""
-    ratios, controls = [], []
-    for _ in range(rounds):
-        first, tried, second = reference(), subject(), reference()
-        ratios.append(tried / ((first + second) / 2))
-        controls.append(second / first)
-    return median(ratios), median(controls)
+    return (
+        median(tried / ((first + second) / 2) for first, tried, second in rounds),
+        median(second / first for first, _, second in rounds),
+    )
+
+
+def paired(subject: Callable[[], float], reference: Callable[[], float], rounds: int = ROUNDS) -> tuple[float, float]:
+    """Return ``ratios`` of interleaved blocks."""
+    return ratios(interleaved(subject, reference, rounds))
 
 
 def paired_figure(

@@ -5,11 +5,10 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 
-import httpx
 from websockets.sync.client import ClientConnection, connect
 
 from gyms.blocking import BlockingGym
@@ -26,9 +25,9 @@ from harness.bench import (
     owned,
     paired_figure,
 )
-from harness.errors import HarnessError, ServerFailed
-from harness.process import Launch, Owner, Server, child_environment, start_server
-from harness.services import GymService, start_bridge, start_openenv
+from harness.errors import HarnessError
+from harness.process import Server, child_environment
+from harness.services import GymService, start_bridge, start_echo, start_openenv
 from harness.stacks import Stack, find_stack
 from harness.stage import stage
 
@@ -47,7 +46,7 @@ def bench_openenv(say: Say) -> list[Figure]:
         served = start_openenv(stack, subject, owner, folder / "german")
         start_cpu_s = served.server.cpu_s()
         bridge = start_bridge(stack, subject, owner, folder / "bridge", url=served.server.url, secret=served.secret)
-        echo = _start_echo(stack, owner, folder / "echo")
+        echo = start_echo(stack, owner, folder / "echo")
         figures = [
             Figure("start to healthy, server", start_cpu_s, 3.0, "CPU-s"),
             Figure("start to healthy, bridge", bridge.cpu_s(), 3.0, "CPU-s"),
@@ -63,37 +62,6 @@ def bench_openenv(say: Say) -> list[Figure]:
         )
         say(f"{5 * ROUNDS} interleaved pairs of {CALLS_PER_SESSION} calls, client with bridge and bare SDK clients")
         return figures + _bridge_walls(stack, served, bridge, folder)
-
-
-def _start_echo(stack: Stack, owner: Owner, folder: Path) -> Server:
-    """Start what ``openenv init`` writes: upstream's own environment, which echoes what it is told."""
-    folder.mkdir()
-    script = Path(stack.python).with_name("openenv")
-    environment = child_environment({"HF_HUB_OFFLINE": "1"}, folder)
-    made = subprocess.run(
-        [stack.python, "-P", script, "init", "echo_env"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if made.returncode:
-        raise HarnessError(f"openenv init failed: {made.stdout[-300:]}{made.stderr[-300:]}")
-
-    def launch(port: int) -> Launch:
-        uvicorn = ("-m", "uvicorn", "echo_env.server.app:app", f"--port={port}", "--log-level=warning")
-        return Launch((stack.python, "-P", *uvicorn), {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"})
-
-    def identify(server: Server) -> tuple[str, int]:
-        answer = httpx.get(f"{server.url}/health", trust_env=False, timeout=30.0)
-        if answer.status_code != httpx.codes.OK:
-            raise ServerFailed(f"upstream's echo environment is not healthy: {answer.text[:200]}")
-        # It names no process; the port was seen to be held by the one that was started.
-        return owner.nonce, server.pid
-
-    return start_server("echo", launch, identify, owner=owner, folder=folder)
 
 
 def _socket(stack: ExitStack, server: Server) -> ClientConnection:
@@ -161,23 +129,39 @@ def _bridge_walls(stack: Stack, served: GymService, bridge: Server, folder: Path
 def _sdk(stack: Stack, served: GymService, folder: Path, loop: str) -> Iterator[Callable[[], float]]:
     """A process of upstream's client, and a function that lets it play a session and returns its wall seconds."""
     arguments = (served.server.url, json.dumps(CALCULATION), str(CALLS_PER_SESSION))
+    with client_process(stack, folder, loop, *arguments) as ask:
+        yield lambda: float(ask(""))
+
+
+@contextmanager
+def client_process(stack: Stack, folder: Path, script: str, *arguments: str) -> Iterator[Callable[[str], str]]:
+    """A process of upstream's client, which may import from ``folder``, and a function that sends it a line.
+
+    The function returns the line that is answered, and raises HarnessError if the process has ended.
+    """
+    environment = child_environment({"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}, folder)
     process = subprocess.Popen(
-        [stack.python, "-P", "-c", loop, *arguments],
+        [stack.python, "-P", "-c", script, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=child_environment({"HF_HUB_OFFLINE": "1"}, folder),
+        env=environment,
     )
 
-    def play() -> float:
+    def ask(line: str) -> str:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
+        # Of a process that has ended, what is missing is its answer.
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            raise HarnessError("upstream's client ended; see what it said above")
+        return answer
 
     try:
-        yield play
+        yield ask
     finally:
         process.kill()
         process.communicate()

@@ -1,6 +1,7 @@
 """Starting a gym's real service from its stack and a staged subject."""
 
 import secrets
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from gyms.nemo.launch import NemoSettings
 from gyms.openenv.channel import PROTOCOL, BlockingChannel
 from gyms.openenv.launch import BRIDGE_MODULE, SERVER_MODULE, OpenEnvSettings, process_environment
 from gyms.transport import TransportFault
-from harness.errors import ServerFailed
-from harness.process import Launch, Owner, Server, start_server
+from harness.errors import HarnessError, ServerFailed
+from harness.process import Launch, Owner, Server, child_environment, start_server
 from harness.stacks import Stack
 from harness.stage import Subject
 
@@ -101,6 +102,45 @@ def start_openenv(
     return _identified(
         start_server("openenv", launch, _asking(secret), owner=owner, folder=folder, ports=ports), secret
     )
+
+
+def start_echo(stack: Stack, owner: Owner, folder: Path, *, sessions: int = 1) -> Server:
+    """Start what ``openenv init`` writes, upstream's own environment that echoes, for so many sessions at once.
+
+    Raises HarnessError.
+    """
+    folder.mkdir()
+    script = Path(stack.python).with_name("openenv")
+    environment = child_environment({"HF_HUB_OFFLINE": "1"}, folder)
+    made = subprocess.run(
+        [stack.python, "-P", script, "init", "echo_env"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if made.returncode:
+        raise HarnessError(f"openenv init failed: {made.stdout[-300:]}{made.stderr[-300:]}")
+
+    app = folder / "echo_env" / "server" / "app.py"
+    written = app.read_text(encoding="utf-8")
+    # As its own comment says.
+    app.write_text(written.replace("max_concurrent_envs=1,", f"max_concurrent_envs={sessions},"), encoding="utf-8")
+
+    def launch(port: int) -> Launch:
+        uvicorn = ("-m", "uvicorn", "echo_env.server.app:app", f"--port={port}", "--log-level=warning")
+        return Launch((stack.python, "-P", *uvicorn), {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"})
+
+    def identify(server: Server) -> tuple[str, int]:
+        answer = httpx.get(f"{server.url}/health", trust_env=False, timeout=30.0)
+        if answer.status_code != httpx.codes.OK:
+            raise ServerFailed(f"upstream's echo environment is not healthy: {answer.text[:200]}")
+        # It names no process; the port was seen to be held by the one that was started.
+        return owner.nonce, server.pid
+
+    return start_server("echo", launch, identify, owner=owner, folder=folder)
 
 
 def start_bridge(

@@ -47,6 +47,7 @@ from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
 from gyms.identity import Upstream, identify
 from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gyms.memory import freeze_start
 from gyms.nemo import rows
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S, IDENTITY_HEADER
 from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
@@ -134,6 +135,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         for name, handler in self.bridge_routes().items():
             app.post(f"/bridge/{name}", include_in_schema=False)(self._guarded(f"bridge/{name}", handler))
         app.post("/{tool:path}", include_in_schema=False)(self._any_tool)
+        freeze_start()
         return app
 
     def setup_session_middleware(self, app: FastAPI) -> None:

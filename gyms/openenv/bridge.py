@@ -39,6 +39,7 @@ except ImportError:
 from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, read_identity  # noqa: E402
 from gyms.identity import identify  # noqa: E402
 from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE  # noqa: E402
+from gyms.memory import freeze_start  # noqa: E402
 from gyms.openenv.channel import PROTOCOL, FrameError, Unpacker, pack  # noqa: E402
 from gyms.openenv.launch import UPSTREAM  # noqa: E402
 from gyms.openenv.strict import StrictClient  # noqa: E402
@@ -247,7 +248,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--url", required=True)
     options = parser.parse_args(arguments)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
-        runner.run(Bridge(options.url).serve(options.port))
+        bridge = Bridge(options.url)
+        freeze_start()
+        runner.run(bridge.serve(options.port))
 
 
 if __name__ == "__main__":

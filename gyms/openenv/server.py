@@ -31,6 +31,7 @@ from gyms.german.tasks import UnknownTask, find_task
 from gyms.german_orders import as_verdict
 from gyms.identity import identify
 from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gyms.memory import freeze_start
 from gyms.openenv.launch import DEFAULT_PING_INTERVAL_S, DEFAULT_PING_TIMEOUT_S, MAX_MESSAGE_BYTES, UPSTREAM
 from gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification
 from gyms.served import Injected, ServedEpisode
@@ -353,8 +354,10 @@ def main(service: type[OrdersService], arguments: list[str] | None = None) -> No
     parser.add_argument("--ping-interval", type=float, default=DEFAULT_PING_INTERVAL_S)
     parser.add_argument("--ping-timeout", type=float, default=DEFAULT_PING_TIMEOUT_S)
     options = parser.parse_args(arguments)
+    app = service(options.capacity).app
+    freeze_start()
     uvicorn.run(
-        service(options.capacity).app,
+        app,
         host="127.0.0.1",
         port=options.port,
         access_log=False,

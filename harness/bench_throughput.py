@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gyms.base import Script
+from gyms.base import InfrastructureError, Script
 from gyms.client import ClientGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo.client import NemoGym
@@ -56,7 +56,7 @@ class Side:
         before = self._cpu_s()
         try:
             took = self.play(sessions, episodes)
-        except RuntimeError as error:
+        except (RuntimeError, InfrastructureError) as error:
             raise HarnessError(f"{self.services[0].name} under {sessions} sessions: {error}") from None
         services = self._cpu_s() - before
         per_episode = {"wall": took["wall_s"], "services": services, "processes": services + took["cpu_s"]}

@@ -23,12 +23,15 @@ are these and the one that makes the load, on upstream's side upstream's server 
 
 GOALS = {
     "nemo": {"wall": 1.3, "services": 1.15, "processes": 1.15, "p50": 1.3, "p99": 2.0},
-    "openenv": {"wall": 2.5, "services": 2.5, "processes": 2.0, "p50": 2.0, "p99": 2.5},
+    "openenv": {"wall": 3.0, "services": 3.0, "processes": 2.5, "p50": 2.5, "p99": 3.0},
 }
-"""Ratio over upstream at most, at any number of sessions. NeMo's are those of a single call; a hundredth of the calls
-waits for a core more than for anything of ours. OpenEnv's have room for the bridge, which is one more process of about
-an SDK client's cost: a server (1.15) and that client (0.7 of a server with many sessions, 1 with one) make 2, and with
-one session nothing hides the switches between three processes on two cores."""
+"""Ratio over upstream at most, at any number of sessions.
+
+NeMo's are those of a single call; a hundredth of the calls waits for a core more than for anything of ours. OpenEnv's
+have room for the bridge, one process more of about an SDK client's cost: a server (1.15) and that client (0.7 of a
+server under many sessions, 1 with one) make 2, and with one session nothing hides the switches between three processes
+on two cores. They are meant to notice a layer that has become half as slow again.
+"""
 
 
 class _Model(BaseModel):

@@ -76,6 +76,15 @@ def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:
     _assert_refused(ran, "--reports: cannot write", "name a writable folder", code=4)
 
 
+def test_an_option_of_another_bench_is_refused(tmp_path: Path) -> None:
+    """``bench`` MUST say which subjects an option is for, and measure nothing where it cannot write."""
+    _assert_refused(run_harness("bench", "nemo", "--out", tmp_path), "--out is for silent-bugs, throughput", code=2)
+    _assert_refused(run_harness("bench", "throughput", "--quick"), "--quick is for silent-bugs", code=2)
+    (tmp_path / "file").write_text("")
+    ran = run_harness("bench", "throughput", "--out", tmp_path / "file" / "out")
+    _assert_refused(ran, "nothing can be written there; name a writable folder", code=2)
+
+
 def test_a_check_without_its_stack_is_not_testable(tmp_path: Path) -> None:
     """A selected check whose stack is missing MUST fail as not testable and name the command that sets it up."""
     checks = "qualification/nemo/test_service.py"

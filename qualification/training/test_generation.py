@@ -85,7 +85,7 @@ def test_the_cached_mode_is_let_through_and_computes_less(tmp_path: Path, eviden
             continue
         counts = trainer.sampler.counts
         seen[name] = (counts["computed_tokens"] < counts["context_tokens"], counts["restarts"])
-        gap = max(step.logprob_gap_max for step in audit.steps)
+        gap = max(step.logprob_gap_max or 0.0 for step in audit.steps)
         evidence.measure(**{name: {**counts, "logprob_gap": gap}})
     assert seen == dict.fromkeys(CACHED, (True, 0)), explain(
         subject="(fewer tokens computed than given, calls that began anew) by configuration",

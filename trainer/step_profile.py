@@ -1,0 +1,232 @@
+"""Where the time of a training step goes: phases by wall time and operations by torch's profiler.
+
+    python -m trainer.step_profile --out DIR [--policy mini] [--gym nemo] [--steps 8] [--stacks FILE]
+
+Three trainings of the same tasks: plain TRL with tasks played in this process, and audited ones through a served gym
+with exact and with cached generation. ``DIR`` gets ``profile.json`` and a README.md. ``FILE`` holds folded stacks of
+such a run, as ``py-spy record --format raw`` writes them, and becomes a table, too.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import PrinterCallback, set_seed
+from transformers.utils import logging
+
+from gyms.base import InfrastructureError
+from gyms.german_orders import GermanOrders
+from gyms.local import LocalGym
+from harness.errors import HarnessError
+from harness.files import readable_json, write_atomically
+from trainer.audit import Audit, attach
+from trainer.config import TrainingConfig, training_config
+from trainer.grpo import GymTrainer, episode_of, rewards_of
+from trainer.opening import GYMS, opened_gym
+from trainer.phases import PHASES, clocked
+from trainer.plain import PlainTRL
+from trainer.policy import POLICY_HELP, load_policy
+
+PROFILE = "profile.json"
+PLAIN, EXACT, CACHED = SUBJECTS = ("plain TRL, in process", "exact, audited", "cached, audited")
+ROUNDS = 3
+"""Trainings of each subject, in turns; what is told is the median."""
+OPERATIONS = 12
+FUNCTIONS = 15
+STEP_OF_OPERATIONS = 2
+"""Steps of a training that torch's profiler watches."""
+
+
+class Workbench:
+    """Makes the trainings that are looked at."""
+
+    def __init__(self, policy: str, gym: str, steps: int, folder: Path, stack: ExitStack) -> None:
+        self._policy, self._name, self._steps, self._folder = policy, gym, steps, folder
+        self._tasks = GermanOrders()
+        self._served = stack.enter_context(opened_gym(gym, None, self._tasks))
+
+    def phases(self, subject: str) -> dict[str, float]:
+        """Return milliseconds a step by phase, of one training, its first step left out."""
+        trainer, config = self._trainer(subject, self._steps + 1)
+        with clocked(trainer, None if subject == PLAIN else lambda: self._audit(trainer, config)) as clock:
+            trainer.train()
+        trainer.close_environments()
+        return {name: 1000 * seconds / clock.steps for name, seconds in clock.seconds.items()}
+
+    def operations(self, subject: str) -> list[dict[str, Any]]:
+        """Return the operations with the largest own CPU time, of one training: name, ms a step, calls a step."""
+        trainer, config = self._trainer(subject, STEP_OF_OPERATIONS)
+        if subject != PLAIN:
+            self._audit(trainer, config)
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            trainer.train()
+        trainer.close_environments()
+        found = sorted(watched.key_averages(), key=lambda each: -each.self_cpu_time_total)[:OPERATIONS]
+        return [
+            {
+                "operation": each.key,
+                "self_cpu_ms": round(each.self_cpu_time_total / 1000 / STEP_OF_OPERATIONS, 2),
+                "calls": round(each.count / STEP_OF_OPERATIONS),
+            }
+            for each in found
+        ]
+
+    def _trainer(self, subject: str, steps: int) -> tuple[GymTrainer, TrainingConfig]:
+        made = training_config(self._policy, "", self._name, 43, steps, max(steps, 16))
+        mode = "cached" if subject == CACHED else "exact"
+        config = TrainingConfig.model_validate({**made.model_dump(), "oracle_steps": (), "generation": mode})
+        set_seed(config.seed)
+        kind = PlainTRL if subject == PLAIN else GymTrainer
+        gym: Any = LocalGym(self._tasks) if subject == PLAIN else self._served
+        trainer = kind(config, load_policy(self._policy), gym, self._tasks, self._folder / "trl")
+        trainer.remove_callback(PrinterCallback)
+        return trainer, config
+
+    def _audit(self, trainer: GymTrainer, config: TrainingConfig) -> Audit:
+        trace = Path(tempfile.mkdtemp(dir=self._folder)) / "trace.jsonl"
+        rewards = rewards_of(config.shaping)
+        return attach(trainer, trace, oracle_at=config.oracle_at, episodes=episode_of, rewards=rewards)
+
+
+def functions_of(stacks: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the functions that most samples of folded stacks end in: name and file, share of all samples, 0 to 1.
+
+    A line is ``outermost;...;innermost count``. Frames are told without line and without the folders before a package.
+    """
+    samples: Counter[str] = Counter()
+    for line in stacks:
+        stack, _, count = line.rpartition(" ")
+        samples[_frame(stack.rpartition(";")[2])] += int(count)
+    total = samples.total()
+    return [{"function": name, "share": round(n / total, 4)} for name, n in samples.most_common(FUNCTIONS)]
+
+
+def _frame(frame: str) -> str:
+    name, _, place = frame.partition(" (")
+    path = place.rstrip(")").partition(":")[0]
+    return f"{name} ({path.rpartition('site-packages/')[2].removeprefix(os.getcwd() + '/')})" if path else name
+
+
+def readme(found: Mapping[str, Any]) -> str:
+    """Return the tables of a profile."""
+    phases, steps = found["phases_ms"], found["steps"]
+    rows = [[name, *(f"{phases[subject][name]:.1f}" for subject in phases)] for name in PHASES]
+    totals = {subject: sum(values.values()) for subject, values in phases.items()}
+    rows.append(["**step**", *(f"**{total:.1f}**" for total in totals.values())])
+    rows.append(["over plain TRL", *(f"{total / totals[PLAIN]:.2f}" for total in totals.values())])
+    parts = [
+        f"""# Where the time of a training step goes
+
+`{found["policy"]}`, one group of four rollouts a step, {found["steps"]} steps behind a first one, the median of
+{ROUNDS} trainings in turns; audited ones through {found["gym"]}, oracle off.
+{found["hardware"]}.
+
+Milliseconds a step, each phase without those inside of it:
+""",
+        _table(["phase", *phases], rows),
+        f"""
+By torch's profiler, own CPU time, milliseconds and calls a step (of {STEP_OF_OPERATIONS}; the profiler's own share
+is in them):
+""",
+    ]
+    for subject, operations in found["operations"].items():
+        cells = [[f"`{each['operation']}`", f"{each['self_cpu_ms']}", f"{each['calls']}"] for each in operations]
+        parts += [f"\n{subject}:\n", _table(["operation", "own CPU", "calls"], cells)]
+    if found["functions"]:
+        cells = [[f"`{each['function']}`", f"{100 * each['share']:.1f} %"] for each in found["functions"]]
+        parts += [
+            """
+By py-spy, share of all samples whose innermost frame is this function, over a whole run of the first command:
+
+```bash
+py-spy record --format raw --rate 50 --nonblocking --output stacks.txt -- .venv/bin/python -m trainer.step_profile --steps 2 --out FIRST
+.venv/bin/python -m trainer.step_profile --out DIR --stacks stacks.txt
+```
+""",
+            _table(["function", "share"], cells),
+        ]
+    parts.append(
+        f"""
+The model is tiny: {steps} steps take seconds, and a matrix less time than the call that multiplies it, so that what
+is saved here is mostly Python around small operations. Expected of a model of billions of parameters, and not measured:
+decoding is bound by reading weights, prefill and loss by arithmetic; a layer's bookkeeping, the audit's records and
+gym calls shrink to percents; the adapter's own matrices stay a small share of the base's, so that merging gains less
+and the cache over turns, which spares the prefill of long contexts, gains more.
+"""
+    )
+    return "\n".join(parts)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def measured(policy: str, gym: str, steps: int, stacks: Sequence[str]) -> dict[str, Any]:
+    """Train and return what ``profile.json`` holds."""
+    with tempfile.TemporaryDirectory(prefix="gymqual-profile-") as folder, ExitStack() as stack:
+        bench = Workbench(policy, gym, steps, Path(folder), stack)
+        rounds = [{subject: bench.phases(subject) for subject in SUBJECTS} for _ in range(ROUNDS)]
+        operations = {subject: bench.operations(subject) for subject in SUBJECTS}
+    phases = {
+        subject: {name: round(median(each[subject][name] for each in rounds), 2) for name in PHASES}
+        for subject in SUBJECTS
+    }
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return {
+        "policy": policy,
+        "gym": gym,
+        "steps": steps,
+        "hardware": f"{platform.machine()}, {os.cpu_count()} CPU cores, shared with others, one torch thread, {device}",
+        "torch": torch.__version__,
+        "phases_ms": phases,
+        "operations": operations,
+        "functions": functions_of(stacks) if stacks else [],
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    try:
+        if options.steps < 1:
+            raise HarnessError(f"--steps {options.steps} must be at least 1")
+        stacks = options.stacks.read_text().splitlines() if options.stacks else []
+        options.out.mkdir(parents=True, exist_ok=True)
+        found = measured(options.policy, options.gym, options.steps, stacks)
+        write_atomically(options.out / PROFILE, readable_json(found))
+        write_atomically(options.out / "README.md", readme(found).encode())
+    except (HarnessError, InfrastructureError, OSError) as error:
+        print(f"step_profile: {error}", file=sys.stderr)
+        return 2
+    for subject, values in found["phases_ms"].items():
+        print(f"{subject}: {sum(values.values()):.0f} ms a step")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.step_profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"folder that gets {PROFILE}")
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
+    parser.add_argument("--gym", choices=GYMS, default="nemo", help="of the audited trainings (%(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="that are measured, behind a first one (%(default)s)")
+    parser.add_argument("--stacks", type=Path, metavar="FILE", help="folded stacks by py-spy")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The profile of a training step: phases that add up, stacks that are read, a committed sample that is its own table."""
+"""The profile of a training step: what counts to a phase, how stacks are read, and the committed sample."""
 
 import json
 
@@ -39,16 +39,14 @@ def test_a_phase_is_told_without_those_inside_of_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_stacks_are_counted_by_their_innermost_function() -> None:
-    """Samples MUST count to the last frame of their stack, whatever its line, as shares of all samples."""
-    lines = [
-        "main (a.py:1);work (/x/site-packages/b/c.py:7) 3",
-        "work (/x/site-packages/b/c.py:9) 3",
-        "main (a.py:2) 2",
-    ]
+    """Samples of the main thread MUST count to the last frame of their stack, whatever its line, as shares."""
+    begun = "_run_module_as_main (<frozen runpy>:1)"
+    lines = [f"{begun};work (/x/site-packages/b/c.py:7) 3", f"{begun};work (/x/site-packages/b/c.py:9) 3"]
+    lines += [f"{begun};main (a.py:2) 2", "Thread._bootstrap (threading.py:1);wait (threading.py:2) 5", " 4"]
     seen = functions_of(lines)
     expected = [{"function": "work (b/c.py)", "share": 0.75}, {"function": "main (a.py)", "share": 0.25}]
     assert seen == expected, explain(
-        subject="functions of three folded stacks",
+        subject="functions of folded stacks",
         expected=expected,
         got=seen,
         cause="frames are told apart by their line, or the outermost one is counted",

@@ -43,7 +43,7 @@ from trainer.errors import AuditError
 from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
-from trainer.ranks import BROKEN, LOST, Ranks, joined, part
+from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
 from trainer.trace import read_trace
@@ -215,8 +215,10 @@ def _train(trainer: GymTrainer, checkpoint: Path | None, folder: Path, ranks: Ra
         if not ranks.is_first:
             ranks.leave(folder, reason)
         return reason
+    except ProcessLost:
+        return ranks.left(folder)
     except RuntimeError as error:
-        if ranks.count == 1 or not any(word in str(error) for word in BROKEN):
+        if ranks.count == 1 or not is_broken(error):
             raise
         return ranks.left(folder)
     return COMPLETED

@@ -27,6 +27,15 @@ BROKEN = ("onnection", "gloo", "NCCL")
 LOST = "stopped: another process of the training ended"
 
 
+class ProcessLost(HarnessError):
+    """Another process ended while this one waited for it."""
+
+
+def is_broken(error: RuntimeError) -> bool:
+    """Return whether this is what a broken connection to another process raises."""
+    return any(word in str(error) for word in BROKEN)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among the ``count`` processes of a training."""
@@ -44,7 +53,12 @@ class Ranks:
         if self.count == 1:
             return [value]
         made: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(made, value)
+        try:
+            torch.distributed.all_gather_object(made, value)
+        except RuntimeError as error:
+            if not is_broken(error):
+                raise
+            raise ProcessLost("another process of the training ended; what it said stands above") from None
         return made
 
     def wait(self) -> None:
@@ -59,6 +73,8 @@ class Ranks:
         if self.is_first:
             try:
                 told = (act(), "")
+            except ProcessLost:
+                raise
             except HarnessError as error:
                 told = (None, str(error))
         value, failed = self.gather(told)[0]

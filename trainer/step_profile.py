@@ -149,8 +149,8 @@ is in them):
         cells = [[f"`{each['function']}`", f"{100 * each['share']:.1f} %"] for each in found["functions"]]
         parts += [
             """
-By py-spy, share of the main thread's samples whose innermost frame is this function, over a whole audited run, exact, loading of
-libraries and policy included:
+By py-spy, share of the main thread's samples whose innermost frame is this function, over a whole audited run, exact,
+loading of libraries and policy included:
 
 ```bash
 .venv/bin/python -m trainer.prepare RUN_DIR --steps 32

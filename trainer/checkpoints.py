@@ -10,7 +10,7 @@ floats depend on threads and versions; a schedule depends on the configured numb
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -165,6 +165,14 @@ def require_same(made: Mark, now: Surroundings) -> None:
     differing = list(_differences(made.surroundings.model_dump(), now.model_dump()))
     if differing:
         raise HarnessError(f"the run cannot be continued exactly: {'; '.join(differing)}")
+
+
+def require_alike(of_processes: Sequence[Surroundings]) -> None:
+    """Raise HarnessError naming the first process of a training that is in other surroundings than the first one."""
+    first = of_processes[0].model_dump()
+    for rank, other in enumerate(of_processes):
+        if differing := list(_differences(first, other.model_dump())):
+            raise HarnessError(f"process {rank} cannot train with process 0: {'; '.join(differing)}")
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

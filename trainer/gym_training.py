@@ -96,9 +96,9 @@ def train(
     ):
         identity = gym.identity()
         here = _surroundings(config, policy, identity, ranks)
+        checkpoints.require_alike(ranks.gather(here))
 
         def begin() -> None:
-            ranks.clear(folder)
             if going_on is not None:
                 checkpoints.require_same(going_on[1], here)
                 checkpoints.cut_trace(folder / TRACE, going_on[1])
@@ -134,7 +134,7 @@ def train(
             trainer.add_callback(_StepLines(audit, progress, config.steps))
             if stop_after is not None:
                 trainer.add_callback(_StopAfter(stop_after))
-            outcome = _run(trainer, going_on[0] if going_on else None, folder, ranks)
+            outcome = _run(trainer, going_on[0] if going_on else None, ranks)
         seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
         audit.close()
         trainer.close_environments()
@@ -194,33 +194,34 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {platform.machine()}"
 
 
-def _run(trainer: GymTrainer, checkpoint: Path | None, folder: Path, ranks: Ranks) -> str:
+def _run(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
     try:
-        outcome = _train(trainer, checkpoint, folder, ranks)
+        outcome = _train(trainer, checkpoint, ranks)
     except KeyboardInterrupt:
-        # torchrun ends the others, too, once one of them has ended.
-        reason = ranks.left(folder)
-        outcome = INTERRUPTED if reason == LOST else reason
+        # torchrun ends the others, too, once one of them has ended, as it does when it is interrupted itself.
+        reason = ranks.left()
+        either = f"{INTERRUPTED}, or {LOST.removeprefix('stopped: ')}"
+        outcome = reason if reason != LOST else INTERRUPTED if ranks.count == 1 else either
     if ranks.count > 1 and threading.current_thread() is threading.main_thread():
         # And it may be about to: what is left to be written takes a moment.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return outcome
 
 
-def _train(trainer: GymTrainer, checkpoint: Path | None, folder: Path, ranks: Ranks) -> str:
+def _train(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except (AuditError, InfrastructureError) as error:
         reason = f"stopped: {error}"
         if not ranks.is_first:
-            ranks.leave(folder, reason)
+            ranks.leave(reason)
         return reason
     except ProcessLost:
-        return ranks.left(folder)
+        return ranks.left()
     except RuntimeError as error:
         if ranks.count == 1 or not is_broken(error):
             raise
-        return ranks.left(folder)
+        return ranks.left()
     return COMPLETED
 
 

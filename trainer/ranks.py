@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 
 from harness.errors import HarnessError
-from harness.files import write_atomically
 
 Value = TypeVar("Value")
 Tensors = dict[str, torch.Tensor]
@@ -24,6 +23,7 @@ WORLD_SIZE = "WORLD_SIZE"
 """Set by ``torchrun``: how many processes there are."""
 BROKEN = ("onnection", "gloo", "NCCL")
 """In the text of what a broken connection raises: it has no type of its own."""
+STORE_LIMIT_S = 10
 LOST = "stopped: another process of the training ended"
 
 
@@ -93,21 +93,18 @@ class Ranks:
         parts = flat.cpu().split([value.numel() for value in tensors.values()])
         return {name: part.view_as(tensors[name]) for name, part in zip(tensors, parts, strict=True)}
 
-    def leave(self, folder: Path, reason: str) -> None:
+    def leave(self, reason: str) -> None:
         """Leave the reason why this process ends, for the first one to find."""
-        write_atomically(_reason(folder, self.rank), reason.encode())
+        with suppress(RuntimeError):
+            _store().set(_key(self.rank), reason)
 
-    def left(self, folder: Path) -> str:
+    def left(self) -> str:
         """Return the reason that another process has left, with its number; where there is none, that one ended."""
-        for rank in range(1, self.count):
-            with suppress(OSError):
-                return f"{_reason(folder, rank).read_text('utf-8')} (process {rank})"
+        with suppress(RuntimeError):
+            for rank in range(1, self.count):
+                if _store().check([_key(rank)]):
+                    return f"{_store().get(_key(rank)).decode()} (process {rank})"
         return LOST
-
-    def clear(self, folder: Path) -> None:
-        """Remove the reasons that were left."""
-        for rank in range(1, self.count):
-            _reason(folder, rank).unlink(missing_ok=True)
 
 
 ALONE = Ranks()
@@ -139,5 +136,12 @@ def merged(lists: Sequence[Sequence[Value]]) -> list[Value]:
     return [value for values in lists for value in values]
 
 
-def _reason(folder: Path, rank: int) -> Path:
-    return folder / f"process-{rank}-stopped"
+def _store() -> Any:
+    """Return the store that the processes have met at; ``torchrun`` keeps it, so that it outlives each of them."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    distributed: Any = torch.distributed
+    return distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_LIMIT_S))
+
+
+def _key(rank: int) -> str:
+    return f"gymqual/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}/stopped"

@@ -98,7 +98,7 @@ DEFECTS: Mapping[str, tuple[Callable[[int], None], str]] = {
     "one_process_drifts": (one_process_drifts, "stopped: processes: process 1 holds other weights"),
     "one_process_trains_an_observation": (one_process_trains_an_observation, "stopped: mask: "),
     "one_process_loses_its_gym": (one_process_loses_its_gym, "stopped: unreachable"),
-    "one_process_is_killed": (one_process_is_killed, "stopped: another process of the training ended"),
+    "one_process_is_killed": (one_process_is_killed, "another process of the training ended"),
     "nothing": (nothing, "completed"),
 }
-"""What is planted, and how the outcome of the run begins."""
+"""What is planted, and what the outcome of the run says."""

@@ -123,8 +123,8 @@ def _frame(frame: str) -> str:
 def readme(found: Mapping[str, Any]) -> str:
     """Return the tables of a profile."""
     phases, steps = found["phases_ms"], found["steps"]
-    rows = [[name, *(f"{phases[subject][name]:.1f}" for subject in phases)] for name in PHASES]
-    totals = {subject: sum(values.values()) for subject, values in phases.items()}
+    rows = [[name, *(f"{phases[subject][name]:.1f}" for subject in SUBJECTS)] for name in PHASES]
+    totals = {subject: sum(phases[subject][name] for name in PHASES) for subject in SUBJECTS}
     rows.append(["**step**", *(f"**{total:.1f}**" for total in totals.values())])
     rows.append(["over plain TRL", *(f"{total / totals[PLAIN]:.2f}" for total in totals.values())])
     parts = [
@@ -136,13 +136,14 @@ def readme(found: Mapping[str, Any]) -> str:
 
 Milliseconds a step, each phase without those inside of it:
 """,
-        _table(["phase", *phases], rows),
+        _table(["phase", *SUBJECTS], rows),
         f"""
 By torch's profiler, own CPU time, milliseconds and calls a step (of {STEP_OF_OPERATIONS}; the profiler's own share
 is in them):
 """,
     ]
-    for subject, operations in found["operations"].items():
+    for subject in SUBJECTS:
+        operations = found["operations"][subject]
         cells = [[f"`{each['operation']}`", f"{each['self_cpu_ms']}", f"{each['calls']}"] for each in operations]
         parts += [f"\n{subject}:\n", _table(["operation", "own CPU", "calls"], cells)]
     if found["functions"]:

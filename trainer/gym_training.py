@@ -200,8 +200,8 @@ def _run(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
     except KeyboardInterrupt:
         # torchrun ends the others, too, once one of them has ended, as it does when it is interrupted itself.
         reason = ranks.left()
-        either = f"{INTERRUPTED}, or {LOST.removeprefix('stopped: ')}"
-        outcome = reason if reason != LOST else INTERRUPTED if ranks.count == 1 else either
+        unknown = INTERRUPTED if ranks.count == 1 else f"{INTERRUPTED}, or another process of the training ended"
+        outcome = unknown if reason == LOST else reason
     if ranks.count > 1 and threading.current_thread() is threading.main_thread():
         # And it may be about to: what is left to be written takes a moment.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

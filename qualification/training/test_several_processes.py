@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from harness.checks import explain
+from harness.errors import HarnessError
 from harness.files import ROOT
 from harness.run import Run
 from qualification.broken.processes import DEFECTS
 from qualification.training.processes import torchrun
 from trainer import replay_audit, run_manifest
+from trainer.checkpoints import Surroundings, require_alike
 from trainer.config import CONFIG, TrainingConfig, training_config, write_config
 from trainer.divergence import differences
 from trainer.policy import load_policy
@@ -134,3 +136,19 @@ def test_a_qualification_in_two_processes(run: Run, tmp_path: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_processes_of_other_surroundings_do_not_train_together() -> None:
+    """Processes with another library, device or gym MUST be refused by number and by what differs."""
+    first = Surroundings(
+        config={}, policy="0" * 64, core="0" * 64, gym="0" * 64, versions={"torch": "2.13.0"}, threads=1, processes=2,
+        device="cpu x86_64",
+    )  # fmt: skip
+    with pytest.raises(HarnessError) as refused:
+        require_alike([first, first.model_copy(update={"versions": {"torch": "2.12.0"}})])
+    assert str(refused.value) == "process 1 cannot train with process 0: torch was 2.13.0, is 2.12.0", explain(
+        subject="processes with different libraries",
+        expected="process 1, torch, both versions",
+        got=str(refused.value),
+        cause="the processes do not compare what they run on",
+    )

@@ -134,7 +134,8 @@ class GymTrainer(GRPOTrainer):
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
         """Tell the sampler its epoch: accelerate does not where it shares batches out and skips some, on a resume."""
-        self._epochs.set_epoch(named["epoch"])
+        if isinstance(self._epochs, EpochSampler):
+            self._epochs.set_epoch(named["epoch"])
         super()._run_epoch(*arguments, **named)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

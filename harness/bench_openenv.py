@@ -3,6 +3,7 @@
 import json
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +32,8 @@ from harness.services import GymService, start_bridge, start_echo, start_openenv
 from harness.stacks import Stack, find_stack
 from harness.stage import stage
 
+ANSWER_LIMIT_S = 300.0
+"""For a block of episodes, which takes seconds."""
 TASK = "v1/dev/0/0"
 STEPS_PER_BLOCK = 5000
 """Half a second of CPU time, which the kernel counts in ticks of 10 ms."""
@@ -137,7 +140,8 @@ def _sdk(stack: Stack, served: GymService, folder: Path, loop: str) -> Iterator[
 def client_process(stack: Stack, folder: Path, script: str, *arguments: str) -> Iterator[Callable[[str], str]]:
     """A process of upstream's client, which may import from ``folder``, and a function that sends it a line.
 
-    The function returns the line that is answered, and raises HarnessError if the process has ended.
+    The function returns the line that is answered, and raises HarnessError if the process has ended, or does not answer
+    within ``ANSWER_LIMIT_S``.
     """
     environment = child_environment({"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}, folder)
     process = subprocess.Popen(
@@ -155,9 +159,14 @@ def client_process(stack: Stack, folder: Path, script: str, *arguments: str) -> 
         with suppress(BrokenPipeError):
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
+        ending = threading.Timer(ANSWER_LIMIT_S, process.kill)
+        ending.start()
         answer = process.stdout.readline()
+        late = not ending.is_alive()
+        ending.cancel()
         if not answer:
-            raise HarnessError("upstream's client ended; see what it said above")
+            why = f"did not answer within {ANSWER_LIMIT_S:.0f} s" if late else "ended"
+            raise HarnessError(f"upstream's client {why}; see what it said above")
         return answer
 
     try:

@@ -256,7 +256,10 @@ def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
     question = (
         "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
     )
-    answer = subprocess.run([python, "-I", "-c", question], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        answer = subprocess.run([python, "-I", "-c", question], capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise HarnessError(f"{spec.variable}={named} did not list its packages within 60 s; name another") from None
     listed = sorted({line.lower().replace("_", "-") for line in answer.stdout.splitlines()})
     installed = dict(line.split("==", 1) for line in listed if "==" in line)
     if spec.distribution not in installed:

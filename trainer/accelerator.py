@@ -10,7 +10,7 @@ from harness.errors import NotTestable
 LOWEST_CAPABILITY = (8, 0)
 """Compute capability of the first GPUs that calculate in BF16; torch emulates it on older ones."""
 FREE_BYTES = 4 * 2**30
-"""What must be free: the embedded policy takes less than 1 GiB, most of it the CUDA context."""
+"""What must be free, for the CUDA context and the embedded policy of 2 MB: generous, and not measured."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from transformers.utils import logging
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.bench import Figure, paired
-from trainer.audit import attach
 from trainer.bench import tell
 from trainer.config import TrainingConfig, training_config
-from trainer.grpo import GymTrainer, episode_of, rewards_of
+from trainer.grpo import GymTrainer, attach_audit
 from trainer.gym_training import train
 from trainer.opening import opened_gym
 from trainer.plain import PlainTRL
@@ -82,13 +81,7 @@ def _blocks(folder: Path, stack: ExitStack) -> dict[str, Callable[[], float]]:
         trainer = trainer_class(config, load_policy("mini"), gyms[gym], tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
         if audited:
-            attach(
-                trainer,
-                folder / f"{next(numbers)}.jsonl",
-                oracle_at=config.oracle_at,
-                episodes=episode_of,
-                rewards=rewards_of(config.shaping),
-            )
+            attach_audit(trainer, config, folder / f"{next(numbers)}.jsonl")
         generate, spent = trainer._generate_single_turn, []
 
         def timed(*arguments: Any, **named: Any) -> Any:

@@ -22,6 +22,7 @@ from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
 from harness.errors import HarnessError
 from trainer import checkpoints
+from trainer.audit import Audit, attach
 from trainer.config import Shaping, TrainingConfig
 from trainer.environment import AS_WRITTEN, AnyTool, GymEnvironment, environment_class
 from trainer.policy import Policy
@@ -211,6 +212,23 @@ def rewards_of(shaping: Shaping) -> Callable[[Episode], dict[str, float | None]]
         return {SHAPED: _single(shaping.shape(episode.strict, episode.parts)), STRICT: float(episode.strict)}
 
     return rewards
+
+
+def attach_audit(
+    trainer: GymTrainer, config: TrainingConfig, trace: Path, *, stops: bool = True, goes_on: bool = False
+) -> Audit:
+    """Attach the audit as the configuration has it, episodes, rewards and tasks included; see ``attach``."""
+    return attach(
+        trainer,
+        trace,
+        bands=config.bands,
+        oracle_at=config.oracle_at,
+        episodes=episode_of,
+        rewards=rewards_of(config.shaping),
+        tasks=config.tasks,
+        stops=stops,
+        goes_on=goes_on,
+    )
 
 
 def _single(value: float) -> float:

@@ -37,10 +37,10 @@ from harness.manifest import MANIFEST
 from harness.stacks import find_stack
 from trainer import checkpoints, run_manifest
 from trainer.accelerator import describe
-from trainer.audit import Audit, attach
+from trainer.audit import Audit
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
-from trainer.grpo import SHAPED, STRICT, GymTrainer, episode_of, rewards_of, rows_per_pass
+from trainer.grpo import SHAPED, STRICT, GymTrainer, attach_audit, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
@@ -111,16 +111,7 @@ def train(
         set_seed(config.seed)
         trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
-        audit = attach(
-            trainer,
-            folder / TRACE,
-            bands=config.bands,
-            oracle_at=config.oracle_at,
-            episodes=episode_of,
-            rewards=rewards_of(config.shaping),
-            tasks=config.tasks,
-            goes_on=resume,
-        )
+        audit = attach_audit(trainer, config, folder / TRACE, goes_on=resume)
         model: Any = trainer.model
         if going_on is None:
             ranks.once(lambda: _save(model, folder / INITIAL_ADAPTER))
@@ -199,9 +190,8 @@ def _run(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
         outcome = _train(trainer, checkpoint, ranks)
     except KeyboardInterrupt:
         # torchrun ends the others, too, once one of them has ended, as it does when it is interrupted itself.
-        reason = ranks.left()
         unknown = INTERRUPTED if ranks.count == 1 else f"{INTERRUPTED}, or another process of the training ended"
-        outcome = unknown if reason == LOST else reason
+        outcome = ranks.left() or unknown
     if ranks.count > 1 and threading.current_thread() is threading.main_thread():
         # And it may be about to: what is left to be written takes a moment.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -217,11 +207,11 @@ def _train(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
             ranks.leave(reason)
         return reason
     except ProcessLost:
-        return ranks.left()
+        return ranks.left() or LOST
     except RuntimeError as error:
         if ranks.count == 1 or not is_broken(error):
             raise
-        return ranks.left()
+        return ranks.left() or LOST
     return COMPLETED
 
 

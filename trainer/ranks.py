@@ -1,7 +1,7 @@
 """The processes of one training, as ``torchrun`` starts them, and what they tell each other.
 
-Every method but ``is_first`` is to be called by all processes in the same order, or all would wait. A process that
-fails leaves its reason and ends; the others learn of it from a broken connection, and read the reason.
+``gather``, ``wait``, ``once`` and ``total`` are to be called by all processes in the same order, or all would wait. A
+process that fails leaves its reason and ends; the others learn of it from a broken connection, and read the reason.
 """
 
 import gc
@@ -23,7 +23,7 @@ WORLD_SIZE = "WORLD_SIZE"
 """Set by ``torchrun``: how many processes there are."""
 BROKEN = ("onnection", "gloo", "NCCL")
 """In the text of what a broken connection raises: it has no type of its own."""
-STORE_LIMIT_S = 10
+STORE_LIMIT_S = 10.0
 LOST = "stopped: another process of the training ended"
 
 
@@ -99,12 +99,12 @@ class Ranks:
             _store().set(_key(self.rank), reason)
 
     def left(self) -> str:
-        """Return the reason that another process has left, with its number; where there is none, that one ended."""
+        """Return the reason that another process has left, with its number; empty where none has."""
         with suppress(RuntimeError):
             for rank in range(1, self.count):
                 if _store().check([_key(rank)]):
                     return f"{_store().get(_key(rank)).decode()} (process {rank})"
-        return LOST
+        return ""
 
 
 ALONE = Ranks()

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch.profiler import ProfilerActivity, profile
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
@@ -28,9 +30,9 @@ from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from trainer.audit import Audit, attach
+from trainer.audit import Audit
 from trainer.config import TrainingConfig, training_config
-from trainer.grpo import GymTrainer, episode_of, rewards_of
+from trainer.grpo import GymTrainer, attach_audit
 from trainer.opening import GYMS, opened_gym
 from trainer.phases import PHASES, clocked
 from trainer.plain import PlainTRL
@@ -94,9 +96,7 @@ class Workbench:
         return trainer, config
 
     def _audit(self, trainer: GymTrainer, config: TrainingConfig) -> Audit:
-        trace = Path(tempfile.mkdtemp(dir=self._folder)) / "trace.jsonl"
-        rewards = rewards_of(config.shaping)
-        return attach(trainer, trace, oracle_at=config.oracle_at, episodes=episode_of, rewards=rewards)
+        return attach_audit(trainer, config, Path(tempfile.mkdtemp(dir=self._folder)) / "trace.jsonl")
 
 
 def functions_of(stacks: Iterable[str]) -> list[dict[str, Any]]:
@@ -183,8 +183,11 @@ def measured(policy: str, gym: str, steps: int, stacks: Sequence[str]) -> dict[s
     """Train and return what ``profile.json`` holds."""
     with tempfile.TemporaryDirectory(prefix="gymqual-profile-") as folder, ExitStack() as stack:
         bench = Workbench(policy, gym, steps, Path(folder), stack)
-        rounds = [{subject: bench.phases(subject) for subject in SUBJECTS} for _ in range(ROUNDS)]
-        operations = {subject: bench.operations(subject) for subject in SUBJECTS}
+        console = Console(stderr=True)
+        turns = track(range(ROUNDS), description="phases", console=console)
+        rounds = [{subject: bench.phases(subject) for subject in SUBJECTS} for _ in turns]
+        watched = track(SUBJECTS, description="operations", console=console)
+        operations = {subject: bench.operations(subject) for subject in watched}
     fastest = {s: min((each[s] for each in rounds), key=lambda phases: sum(phases.values())) for s in SUBJECTS}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return {
@@ -215,6 +218,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (HarnessError, InfrastructureError, OSError) as error:
         print(f"step_profile: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("step_profile: interrupted; nothing was written", file=sys.stderr)
+        return 130
     for subject, values in found["phases_ms"].items():
         print(f"{subject}: {sum(values.values()):.0f} ms a step")
     return 0

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +88,27 @@ def one_process_is_killed(rank: int) -> None:
     GRPOTrainer.training_step = dying  # type: ignore[method-assign]
 
 
+def one_gradient_is_clipped_otherwise(rank: int) -> None:
+    """The second process's gradient is doubled before its step; every step that a process takes is told on stderr."""
+    clip: Any = Accelerator.clip_grad_norm_
+    step: Any = torch.optim.AdamW.step
+
+    def doubling(self: Any, parameters: Any, *args: Any, **named: Any) -> Any:
+        listed = list(parameters)
+        norm = clip(self, listed, *args, **named)
+        for parameter in listed:
+            if rank == 1 and parameter.grad is not None:
+                parameter.grad.mul_(2)
+        return norm
+
+    def telling(self: Any, *args: Any, **named: Any) -> Any:
+        print(f"process {rank} takes a step", file=sys.stderr, flush=True)
+        return step(self, *args, **named)
+
+    Accelerator.clip_grad_norm_ = doubling  # type: ignore[method-assign]
+    torch.optim.AdamW.step = telling  # type: ignore[method-assign]
+
+
 def nothing(rank: int) -> None:
     """The control."""
 
@@ -99,6 +121,7 @@ DEFECTS: Mapping[str, tuple[Callable[[int], None], str]] = {
     "one_process_trains_an_observation": (one_process_trains_an_observation, "stopped: mask: "),
     "one_process_loses_its_gym": (one_process_loses_its_gym, "stopped: unreachable"),
     "one_process_is_killed": (one_process_is_killed, "another process of the training ended"),
+    "one_gradient_is_clipped_otherwise": (one_gradient_is_clipped_otherwise, "stopped: clipping: "),
     "nothing": (nothing, "completed"),
 }
 """What is planted, and what the outcome of the run says."""

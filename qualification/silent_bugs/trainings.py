@@ -22,10 +22,10 @@ from qualification.broken.trainers import CATALOGUE, Fault
 from qualification.silent_bugs.result import HEALTHY, STEPS, Clean, Curve, Naive, Study
 from qualification.training.small_run import played_here
 from trainer import gym_training, replay_audit
-from trainer.audit import Audit, attach
+from trainer.audit import Audit
 from trainer.config import TrainingConfig, training_config
 from trainer.evaluate import evaluate
-from trainer.grpo import GymTrainer
+from trainer.grpo import GymTrainer, attach_audit
 from trainer.policy import load_policy
 from trainer.rollout import Sampling
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
@@ -100,12 +100,12 @@ def _unstopped(fault: Fault) -> Iterator[dict[str, Any]]:
     seen: dict[str, Any] = {}
 
     def attached(trainer: GymTrainer, *arguments: Any, **named: Any) -> Audit:
-        audit = seen["audit"] = attach(trainer, *arguments, **named, stops=False)
+        audit = seen["audit"] = attach_audit(trainer, *arguments, **named, stops=False)
         seen["names"] = [n for n, p in audit.model.named_parameters() if not p.requires_grad]
         seen["base"] = _base(audit, seen["names"])
         return audit
 
-    with played_here(fault.gym, GymTrainer=fault.trainer, attach=attached):
+    with played_here(fault.gym, GymTrainer=fault.trainer, attach_audit=attached):
         yield seen
 
 

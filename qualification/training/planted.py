@@ -10,10 +10,9 @@ from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from qualification.broken.trainers import Fault
 from qualification.silent_bugs.result import STEPS
-from trainer.audit import Audit, attach
 from trainer.config import TrainingConfig
 from trainer.errors import AuditError
-from trainer.grpo import GymTrainer, episode_of, rewards_of
+from trainer.grpo import GymTrainer, attach_audit
 from trainer.policy import load_policy
 
 POOL = tuple(f"v1/train/43/{index}" for index in range(16))
@@ -97,18 +96,4 @@ def audited(
     set_seed(config.seed)
     made: Any = trainer(config, load_policy(config.policy), gym(tasks), tasks, folder / "trl")  # type: ignore[arg-type]
     made.remove_callback(PrinterCallback)
-    return made, attached(made, config, folder, stops) if with_audit else None
-
-
-def attached(made: GymTrainer, config: TrainingConfig, folder: Path, stops: bool = True) -> Audit:
-    """Attach the audit as a training run does."""
-    return attach(
-        made,
-        folder / "trace.jsonl",
-        bands=config.bands,
-        oracle_at=config.oracle_at,
-        episodes=episode_of,
-        rewards=rewards_of(config.shaping),
-        tasks=config.tasks,
-        stops=stops,
-    )
+    return made, attach_audit(made, config, folder / "trace.jsonl", stops=stops) if with_audit else None

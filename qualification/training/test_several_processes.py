@@ -59,6 +59,18 @@ def test_what_goes_wrong_in_one_process_stops_all(defect: str, tmp_path: Path) -
     )
 
 
+def test_no_process_takes_a_step_that_another_refuses(tmp_path: Path) -> None:
+    """A step that one process refuses MUST be taken by none: here the third, the first that has a gradient."""
+    ended = torchrun(WORKER, "one_gradient_is_clipped_otherwise", prepared(tmp_path))
+    seen = [ended.stderr.count(f"process {rank} takes a step") for rank in range(2)]
+    assert seen == [2, 2], explain(
+        subject="steps taken by each process, of which the second refuses the third",
+        expected=[2, 2],
+        got=seen,
+        cause="the processes do not wait for each other before the optimizer's step",
+    )
+
+
 def test_one_process_derives_what_two_trained(tmp_path: Path) -> None:
     """Gradients and weights of two processes MUST be those of one on the same rollouts, and all else MUST be held."""
     ended = torchrun(WORKER, "nothing", prepared(tmp_path, groups_per_step=2, gradient_accumulation=2))

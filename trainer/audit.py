@@ -33,6 +33,7 @@ import trl
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from harness.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 from trainer import conditioning, objective, rows
 from trainer.config import Bands, bands_of
 from trainer.errors import AuditError, Findings
@@ -44,7 +45,6 @@ from trainer.past import read_past
 from trainer.ranks import merged, ranks_of
 from trainer.settings import objective_of
 from trainer.step_record import summed_up
-from trainer.trace import Episode, Header, Oracle, Pass, Record, Row, Step, TraceWriter, finite
 
 OracleAt = Callable[[int], bool]
 MEASURED: dict[str, Callable[[list[Any]], Any]] = {"gap": max, "kl": merged, "reference_kl": merged}

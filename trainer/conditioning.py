@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from harness.trace import Row
 from trainer.config import Bands
-from trainer.trace import Row
 
 SHIFTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 """Places that the row is moved by."""

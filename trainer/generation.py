@@ -9,6 +9,7 @@ import torch
 from trl.chat_template_utils import parse_response
 from trl.trainer.utils import use_adapter
 
+from harness.trace import Call, Episode, Objective, Row, Sampling, finite
 from trainer import conditioning, objective, recorder, rows
 from trainer.config import Bands
 from trainer.draws import RandomStates, Siblings
@@ -16,7 +17,6 @@ from trainer.errors import AuditError, Findings
 from trainer.pool import Pool
 from trainer.ranks import merged, ranks_of
 from trainer.settings import ends_of, require_agreeing
-from trainer.trace import Call, Episode, Objective, Row, Sampling, finite
 from trainer.unwrapped import Unwrapped
 
 ADVANTAGE_ROUNDING = 2e-3

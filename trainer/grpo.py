@@ -21,6 +21,7 @@ from trl.trainer.utils import RepeatSampler
 from gyms.base import TaskSet, Verdict
 from gyms.blocking import BlockingGym
 from harness.errors import HarnessError
+from harness.trace import Episode, ToolUse
 from trainer import checkpoints
 from trainer.audit import Audit, attach
 from trainer.config import Shaping, TrainingConfig
@@ -29,7 +30,6 @@ from trainer.policy import Policy
 from trainer.ranks import joined, ranks_of
 from trainer.sampler import Sampler
 from trainer.settings import ends_of
-from trainer.trace import Episode, ToolUse
 
 STRICT = "strict"
 SHAPED = "shaped"

@@ -35,6 +35,7 @@ from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
 from harness.stacks import find_stack
+from harness.trace import read_trace
 from trainer import checkpoints, run_manifest
 from trainer.accelerator import describe
 from trainer.audit import Audit
@@ -46,7 +47,6 @@ from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
-from trainer.trace import read_trace
 
 PROBE = "probe.json"
 """Log-probabilities of one rollout by the trained policy, for whoever loads the adapter."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.trace import Objective, Oracle, Row
+from harness.trace import Objective, Oracle, Row
 
 LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo")
 SMALL = 1e-4

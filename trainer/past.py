@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trainer.trace import Call, Episode, Pass, Record, Row, Step
+from harness.trace import Call, Episode, Pass, Record, Row, Step
 
 Sampled = tuple[str, list[float | None]]
 """Digest of the policy that sampled a rollout, and its log-probability of every completion id; None where none was."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from trainer.trace import Sampling
+from harness.trace import Sampling
 
 
 @dataclass

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.trace import Episode, Row, Span
 from trainer.environment import AS_WRITTEN
 from trainer.errors import AuditError
 from trainer.recorder import Drawn
-from trainer.trace import Episode, Row, Span
 
 Turns = Sequence[Sequence[Drawn]]
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST, GymRecord, Sha256
+from harness.trace import Step
 from harness.training import FORMAT
 from trainer.config import TrainingConfig
-from trainer.trace import Step
 
 TRACE = "trace.jsonl"
 INITIAL_ADAPTER = "initial_adapter"
@@ -72,7 +72,7 @@ class TensorTotals(_Model):
 
 
 class StepRecord(_Model):
-    """One optimizer step; see ``trainer.trace.Step``."""
+    """One optimizer step; see ``harness.trace.Step``."""
 
     step: int
     strict: float

@@ -35,7 +35,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an episode shows and is worth; fields as in ``trainer.trace.Episode``."""
+    """What an episode shows and is worth; fields as in ``harness.trace.Episode``."""
 
     observations: tuple[tuple[str, bool], ...]
     """(text, whether it is an error) of every call."""

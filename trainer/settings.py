@@ -7,9 +7,9 @@ from accelerate import DistributedType
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from harness.trace import Objective, Sampling
 from trainer.errors import AuditError
 from trainer.objective import LOSS_TYPES
-from trainer.trace import Objective, Sampling
 from trainer.transcripts import token_id
 
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.trace import Objective, Row, Step
 from trainer import objective
-from trainer.trace import Objective, Row, Step
 
 
 def summed_up(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.trace import Oracle, Span
 from trainer import generation, objective, rows
 from trainer.audit import Audit
 from trainer.draws import Siblings
@@ -13,7 +14,6 @@ from trainer.errors import AuditError
 from trainer.optimizer_oracle import OptimizerOracle
 from trainer.pool import Pool
 from trainer.recorder import SamplerRecorder
-from trainer.trace import Oracle, Span
 
 _rebuild, _record = rows.rebuild, SamplerRecorder.__call__
 

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
+from harness.trace import Step, read_trace
 from qualification.broken.trainers import CATALOGUE, Fault
 from qualification.silent_bugs.result import HEALTHY, STEPS, Clean, Curve, Naive, Study
 from qualification.training.small_run import played_here
@@ -30,7 +31,6 @@ from trainer.policy import load_policy
 from trainer.rollout import Sampling
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
 from trainer.tensors import tensors_digest
-from trainer.trace import Step, read_trace
 
 POLICY = "mini4"
 CURVE = {"steps": 40, "groups_per_step": 4}

@@ -7,11 +7,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from harness.checks import explain
+from harness.trace import Row
 from trainer import conditioning
 from trainer.conditioning import Gap, explained, widest
 from trainer.config import Bands
 from trainer.policy import load_policy
-from trainer.trace import Row
 
 pytestmark = pytest.mark.self_test
 BANDS = Bands()

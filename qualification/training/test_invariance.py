@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.checks import explain
+from harness.trace import Header, Objective, Row, read_trace
 from qualification.training.invariance import (
     ACCUMULATIONS,
     Frozen,
@@ -20,7 +21,6 @@ from qualification.training.processes import PROCESSES, torchrun
 from qualification.training.small_run import train_small
 from trainer import objective
 from trainer.objective import TrainedRow
-from trainer.trace import Header, Objective, Row, read_trace
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 

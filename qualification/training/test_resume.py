@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 
 from gyms.launch import SECRET_VARIABLE
 from harness.checks import check, explain
+from harness.divergence import first_difference
 from harness.errors import HarnessError
 from harness.evidence import Evidence
 from harness.files import ROOT, readable_json
@@ -30,7 +31,7 @@ from qualification.training.qualified import qualification_config, require_devic
 from qualification.training.small_run import train_locally
 from trainer import checkpoints, replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config, write_config
-from trainer.divergence import differences, first_difference
+from trainer.divergence import differences
 from trainer.errors import AuditError
 from trainer.grpo import GymTrainer
 from trainer.policy import load_policy
@@ -258,7 +259,11 @@ def test_a_continuation_that_is_not_exact_is_told(
     with monkeypatch.context() as patch:
         spoil(patch)
         outcome = train_locally(config, tmp_path / "part", resume=True).outcome
-    told = outcome if outcome != COMPLETED else str(first_difference(tmp_path / "whole", tmp_path / "part"))
+    told = (
+        outcome
+        if outcome != COMPLETED
+        else str(first_difference(tmp_path / "whole" / TRACE, tmp_path / "part" / TRACE))
+    )
     assert due in told, explain(
         subject=f"what is said of a continuation where {control}",
         expected=due,

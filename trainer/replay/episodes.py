@@ -10,10 +10,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gyms.german.tasks import UnknownTask, find_task
+from harness.trace import Episode, Row, ToolUse
 from trainer.config import Shaping
 from trainer.replay.evidence import Evidence
 from trainer.second_verifier import Judgement, judge
-from trainer.trace import Episode, Row, ToolUse
 
 
 def judged(episode: Episode) -> Judgement:

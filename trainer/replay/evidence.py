@@ -9,11 +9,11 @@ import torch
 
 from harness.errors import HarnessError
 from harness.manifest import MANIFEST
+from harness.trace import Call, Episode, Header, Pass, Row, Step, read_trace
 from trainer import run_manifest
 from trainer.config import CONFIG, TrainingConfig, read_config
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
 from trainer.tensors import load_adapter
-from trainer.trace import Call, Episode, Header, Pass, Row, Step, read_trace
 
 
 @dataclass

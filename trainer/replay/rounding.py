@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer.trace import Row
+from harness.trace import Row
 
 FURTHER = range(1, 17)
 """Positions that the row is moved on by, one at a time."""

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 
+from harness.trace import Call, Row, Span
 from trainer.config import TrainingConfig
 from trainer.replay.evidence import Evidence
-from trainer.trace import Call, Row, Span
 
 ROUNDING = 1e-5
 """A log-probability may exceed 0 by so much: a fused softmax rounds."""

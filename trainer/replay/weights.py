@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 import trainer
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from harness.trace import Pass, Row, Step
 from trainer import checkpoints
 from trainer.replay.evidence import Evidence
 from trainer.replay.rounding import rounding_of
@@ -30,7 +31,6 @@ from trainer.replay.steps import normalisers
 from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 from trainer.tensors import load_adapter, tensors_digest
-from trainer.trace import Pass, Row, Step
 
 EMBEDDED = Path(trainer.__file__).parent / "policies"
 FIRST_PASS = 1e-4

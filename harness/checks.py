@@ -38,6 +38,20 @@ class Check:
         return (self.broken, *self.also)
 
 
+@dataclass(frozen=True)
+class Planted:
+    """A defect planted into the subject of one check, in a run with ``--broken``."""
+
+    defect: str
+    must_flag: bool
+    """True for the check's own defect; False for its neighbour's, which must not disturb it."""
+
+    @property
+    def label(self) -> str:
+        """Part of the test's id."""
+        return f"{'flags' if self.must_flag else 'unharmed by'} {self.defect}"
+
+
 REGISTRY: dict[str, Check] = {}
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from gyms.german_orders import GermanOrders
 from harness import manifest
-from harness.plugin import Planted
+from harness.checks import Planted
 from qualification.broken import german
 from qualification.commands import run_pytest
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
+from harness.checks import Planted, check, explain
 from harness.evidence import Evidence
-from harness.plugin import Planted
 from harness.run import Run
 from qualification.broken import clients
 from qualification.parity import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import plugin, stacks
+from harness import selection, stacks
 from harness.checks import explain
 from harness.errors import HarnessError, NotTestable
 from harness.manifest import read
@@ -158,7 +158,7 @@ def test_a_check_without_its_data_is_left_out_unless_named(
 
 def test_optional_checks_are_not_demanded() -> None:
     """A run without the optional checks of a gym MUST NOT lack their records, and MUST lack those of all others."""
-    demanded = plugin._documented("verifiers", verifiers.__name__)
+    demanded = selection.documented("verifiers", verifiers.__name__)
     assert demanded == {f"VF-S-0{number}" for number in range(1, 8)}, explain(
         subject="checks of the Verifiers gym that every run of one of them must have a record of",
         expected="VF-S-01 to VF-S-07",

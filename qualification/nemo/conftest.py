@@ -11,8 +11,8 @@ from gyms.base import TaskSet
 from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.nemo.client import NemoGym
+from harness.checks import Planted
 from harness.files import ROOT
-from harness.plugin import Planted
 from harness.run import Run
 from harness.services import GymService, start_nemo
 from harness.stage import Subject

@@ -12,8 +12,8 @@ from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.openenv.client import OpenEnvGym
 from gyms.openenv.launch import BRIDGE_MODULE, SERVER_MODULE
+from harness.checks import Planted
 from harness.files import ROOT
-from harness.plugin import Planted
 from harness.process import Server
 from harness.run import Run
 from harness.services import GymService, start_bridge, start_openenv

@@ -20,11 +20,10 @@ from websockets.sync.client import connect
 from gyms import loaded
 from gyms.base import GymIdentity, ToolCall, read_identity
 from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
+from harness.checks import Planted, check, explain
 from harness.evidence import Evidence
 from harness.faults import Fault, FaultProxy
 from harness.files import sha256_file
-from harness.plugin import Planted
 from harness.run import Run
 from harness.services import GymService
 from qualification.openenv.conftest import Serve

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.checks import Planted
 from harness.errors import NotTestable
-from harness.plugin import Planted
 
 if TYPE_CHECKING:
     from qualification.training.small_experiment import Freeze

@@ -11,10 +11,9 @@ import pytest
 
 from gyms.base import ToolCall
 from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
+from harness.checks import Planted, check, explain
 from harness.evidence import Evidence
 from harness.files import ROOT
-from harness.plugin import Planted
 from harness.run import Run
 from qualification.training.qualified import GROUP, STEPS, Trained, trained_through
 from trainer.config import Bands

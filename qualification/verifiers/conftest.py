@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.plugin import Planted
+from harness.checks import Planted
 from harness.run import Run
 from qualification.broken import verifiers_rules
 from qualification.verifiers.lab import Lab

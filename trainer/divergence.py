@@ -4,8 +4,9 @@ from pathlib import Path
 
 from harness.divergence import first_difference
 from harness.files import sha256_file
+from harness.trace import TRACE
 from trainer import checkpoints
-from trainer.run_manifest import ADAPTER, TRACE
+from trainer.run_manifest import ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 
 

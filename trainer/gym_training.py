@@ -35,8 +35,8 @@ from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
 from harness.stacks import find_stack
-from harness.trace import read_trace
-from trainer import checkpoints, run_manifest
+from harness.trace import LEGEND, TRACE, read_trace
+from trainer import checkpoints, legend, run_manifest
 from trainer.accelerator import describe
 from trainer.audit import Audit
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
@@ -45,7 +45,7 @@ from trainer.grpo import SHAPED, STRICT, GymTrainer, attach_audit, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TRACE, TrainingRun
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
 
 PROBE = "probe.json"
@@ -142,6 +142,8 @@ def train(
             write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
         timings = {name: round(value, 3) for name, value in seconds.items()} | trainer.sampler.counts
         write_atomically(folder / TIMINGS, readable_json(timings))
+        told = legend.of_run(folder / TRACE, policy.tokenizer)
+        write_atomically(folder / LEGEND, readable_json(told.model_dump(mode="json")))
         write_atomically(folder / "README.md", _card(config, ended, policy).encode())
         run = _manifest(config, folder, ended, policy, identity, audit, trainer, seconds["training_s"])
         run_manifest.write(run, folder)

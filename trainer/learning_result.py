@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import HarnessError
 from harness.files import ROOT, sha256_file
 from harness.manifest import MANIFEST, GymRecord, Sha256
-from harness.trace import Call, read_trace
+from harness.trace import TRACE, Call, read_trace
 from trainer.config import Lora, Shaping
 from trainer.evaluate import Evaluation, Outcomes
-from trainer.run_manifest import ADAPTER, TRACE, PolicyRecord
+from trainer.run_manifest import ADAPTER, PolicyRecord
 from trainer.statistics import paired, wilson
 from trainer.tensors import ADAPTER as TENSORS
 

@@ -50,7 +50,7 @@ DERIVED: dict[str, Callable[[Evidence], Iterator[str]]] = {
 }
 """Every claim that needs the run directory alone; the first line of each function's docstring is its wording."""
 
-WITH_POLICY = ("policy", "transcripts", "adapter", "forward passes", "gradients again", "training again")
+WITH_POLICY = ("policy", "transcripts", "legend", "adapter", "forward passes", "gradients again", "training again")
 
 
 def audit(folder: Path, policy: Path | None = None) -> Claims:
@@ -75,12 +75,8 @@ def _add_policy_claims(claims: Claims, read: Evidence, found: Path) -> None:
     _hold(
         claims, "policy", _meaning(weights.policy_identity_faults), lambda: weights.policy_identity_faults(read, found)
     )
-    _hold(
-        claims,
-        "transcripts",
-        _meaning(episodes.transcript_faults),
-        lambda: episodes.transcript_faults(read, weights.load_tokenizer(found)),
-    )
+    for name, faults in (("transcripts", episodes.transcript_faults), ("legend", episodes.legend_faults)):
+        _hold(claims, name, _meaning(faults), lambda faults=faults: faults(read, weights.load_tokenizer(found)))
     if read.run.tensors is not None:
         _hold(claims, "adapter", _meaning(weights.reload_faults), lambda: weights.reload_faults(read, found))
     try:

@@ -15,7 +15,6 @@ from harness.trace import Step
 from harness.training import FORMAT
 from trainer.config import TrainingConfig
 
-TRACE = "trace.jsonl"
 INITIAL_ADAPTER = "initial_adapter"
 ADAPTER = "adapter"
 COMPLETED = "completed"

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
-from harness.trace import Step, read_trace
+from harness.trace import TRACE, Step, read_trace
 from qualification.broken.trainers import CATALOGUE, Fault
 from qualification.silent_bugs.result import HEALTHY, STEPS, Clean, Curve, Naive, Study
 from qualification.training.small_run import played_here
@@ -29,7 +29,7 @@ from trainer.evaluate import evaluate
 from trainer.grpo import GymTrainer, attach_audit
 from trainer.policy import load_policy
 from trainer.rollout import Sampling
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
 from trainer.tensors import tensors_digest
 
 POLICY = "mini4"

@@ -15,12 +15,12 @@ from gyms.launch import SECRET_HEADER, SECRET_VARIABLE
 from harness import reaper
 from harness.run import Run
 from harness.services import GymService, start_nemo, start_openenv
-from harness.trace import Record, read_trace
+from harness.trace import TRACE, Record, read_trace
 from trainer.accelerator import find_accelerator
 from trainer.config import TrainingConfig, training_config
 from trainer.gym_training import train
 from trainer.policy import load_policy
-from trainer.run_manifest import TRACE, TrainingRun
+from trainer.run_manifest import TrainingRun
 
 STEPS = 8
 GROUP = 4

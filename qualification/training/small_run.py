@@ -16,11 +16,11 @@ from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet
 from gyms.local import LocalGym, LocalSession
 from harness.files import readable_json, sha256_file
 from harness.manifest import MANIFEST
+from harness.trace import TRACE
 from trainer import gym_training, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.policy import load_policy
 from trainer.ranks import Ranks
-from trainer.run_manifest import TRACE
 
 
 def identity_here(name: str) -> GymIdentity:

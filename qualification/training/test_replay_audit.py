@@ -14,6 +14,7 @@ from harness import __main__ as harness_command
 from harness.checks import explain
 from harness.files import ROOT
 from harness.manifest import MANIFEST
+from harness.trace import TRACE
 from qualification.broken.training_runs import (
     OWNERS,
     POLICY_OWNERS,
@@ -25,7 +26,7 @@ from qualification.training.small_run import Dump, dump, train_small
 from trainer import checkpoints, replay_audit, run_manifest
 from trainer.config import CONFIG
 from trainer.replay import weights
-from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TRACE
+from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 from trainer.tensors import compare_tensors, tensors_digest
 

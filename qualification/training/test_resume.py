@@ -27,6 +27,7 @@ from harness.evidence import Evidence
 from harness.files import ROOT, readable_json
 from harness.manifest import MANIFEST
 from harness.run import Run
+from harness.trace import TRACE
 from qualification.training.qualified import qualification_config, require_device, served
 from qualification.training.small_run import train_locally
 from trainer import checkpoints, replay_audit, run_manifest
@@ -35,7 +36,7 @@ from trainer.divergence import differences
 from trainer.errors import AuditError
 from trainer.grpo import GymTrainer
 from trainer.policy import load_policy
-from trainer.run_manifest import COMPLETED, TRACE
+from trainer.run_manifest import COMPLETED
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 

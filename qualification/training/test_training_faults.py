@@ -21,13 +21,12 @@ from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.run import Run
 from harness.services import GymService, start_nemo, start_openenv
-from harness.trace import read_trace
+from harness.trace import TRACE, read_trace
 from qualification.training.qualified import GROUP, qualification_config, served
 from trainer import gym_training, run_manifest
 from trainer.config import CONFIG, write_config
 from trainer.environment import GymEnvironment
 from trainer.grpo import GymTrainer
-from trainer.run_manifest import TRACE
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600)]
 

@@ -11,6 +11,7 @@ from gyms.base import read_identity
 from harness.errors import HarnessError
 from harness.files import sha256_file
 from harness.manifest import MANIFEST, GymRecord, Sha256
+from harness.trace import TRACE
 from trainer import checkpoints
 from trainer.evaluate import SEED as TASK_SEED
 from trainer.evaluate import Evaluation
@@ -31,7 +32,7 @@ from trainer.experiment.protocol import digest
 from trainer.experiment.resume import Resume
 from trainer.learning_result import HELD, Agreement, Success, read_result, success_of
 from trainer.retention import Retention
-from trainer.run_manifest import ADAPTER, COMPLETED, TRACE, PolicyRecord, TrainingRun
+from trainer.run_manifest import ADAPTER, COMPLETED, PolicyRecord, TrainingRun
 from trainer.statistics import paired, wilson
 from trainer.tensors import ADAPTER as TENSORS
 

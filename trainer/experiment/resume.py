@@ -16,12 +16,11 @@ from harness.errors import HarnessError
 from harness.files import ROOT, sha256_file
 from harness.manifest import MANIFEST, Sha256
 from harness.process import Owner
-from harness.trace import Call, Row, read_trace
+from harness.trace import TRACE, Call, Row, read_trace
 from trainer import replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, write_config
 from trainer.divergence import differences
 from trainer.policy import policy_folder
-from trainer.run_manifest import TRACE
 
 WHOLE = "whole"
 PART = "part"

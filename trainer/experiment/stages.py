@@ -15,6 +15,7 @@ from harness.device import exclusively
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
+from harness.trace import TRACE
 from trainer import checkpoints, replay_audit, retention, run_manifest
 from trainer.config import CONFIG, TrainingConfig, read_config
 from trainer.evaluate import Evaluation, measure
@@ -37,7 +38,7 @@ from trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
 from trainer.gym_training import PROBE, TIMINGS, train
 from trainer.learning_result import Stopped, read_result
 from trainer.policy import Policy, load_policy, policy_folder
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 
 OF_A_RUN = {CONFIG, TRACE, MANIFEST, ADAPTER, INITIAL_ADAPTER, PROBE, TIMINGS, checkpoints.FOLDER, "README.md", "trl"}

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gyms.german.tasks import UnknownTask, find_task
-from harness.trace import Episode, Row, ToolUse
+from harness.trace import Episode, Row, ToolUse, read_legend
 from trainer.config import Shaping
 from trainer.replay.evidence import Evidence
 from trainer.second_verifier import Judgement, judge
@@ -85,6 +85,22 @@ def transcript_faults(evidence: Evidence, tokenizer: PreTrainedTokenizerBase) ->
             yield f"rollout {rollout}: its prompt does not ask {question!r}"
         for fault in _turn_faults(row, episode, tokenizer):
             yield f"rollout {rollout}, {fault}"
+
+
+def legend_faults(evidence: Evidence, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """The legend, where there is one, spells every row as the tokenizer does and names every task's family."""
+    legend = read_legend(evidence.folder)
+    if legend is None:
+        return
+    for rollout, row in sorted(evidence.rows.items()):
+        ids = row.prompt + row.completion
+        spelt = b"".join(map(legend.bytes_of, ids)).decode("utf-8", "replace")
+        # SentencePiece leaves out the blank before a text.
+        if spelt.lstrip(" ") != _text(tokenizer, ids).lstrip(" "):
+            yield f"rollout {rollout} reads {spelt[:60]!r}"
+    tasks = {episode.task_id for episode in evidence.episodes.values()}
+    if legend.families != {task: find_task(task).formula.name for task in tasks}:
+        yield "the families are not those of the tasks"
 
 
 def _turn_faults(row: Row, episode: Episode, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

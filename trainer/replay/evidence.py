@@ -9,10 +9,10 @@ import torch
 
 from harness.errors import HarnessError
 from harness.manifest import MANIFEST
-from harness.trace import Call, Episode, Header, Pass, Row, Step, read_trace
+from harness.trace import TRACE, Call, Episode, Header, Pass, Row, Step, read_trace
 from trainer import run_manifest
 from trainer.config import CONFIG, TrainingConfig, read_config
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TRACE, TrainingRun
+from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TrainingRun
 from trainer.tensors import load_adapter
 
 

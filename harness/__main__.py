@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
-from harness import __version__, manifest, stacks, training
+from harness import __version__, attestation, manifest, stacks, training
 from harness.bench import Figure
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
@@ -191,6 +191,7 @@ def _verify(options: argparse.Namespace) -> int:
             lines, sound = training.verify(directory)
         else:
             claims = manifest.verify(directory)
+            attestation.verify(directory, claims)
             lines, sound = claims.lines, not claims.broken
         if len(options.directories) > 1:
             print(f"{directory}:")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.manifest import CheckRecord, GymRecord, RunManifest, StackRecord
+from harness.manifest import GymRecord, RunManifest, StackRecord
 
 
 @dataclass
@@ -67,17 +67,12 @@ def _gym(gym: GymRecord) -> str:
     return f"{gym.upstream} ({gym.upstream_digest[:16]}), {gym.python}, {sources}"
 
 
-def _key(record: CheckRecord) -> str:
-    _, bracket, parameters = record.test.partition("[")
-    return f"{record.id}{bracket}{parameters}"
-
-
 def _by_test(run: RunManifest, name: str) -> dict[str, Any]:
-    return {_key(record): getattr(record, name) for record in run.checks}
+    return {record.case: getattr(record, name) for record in run.checks}
 
 
 def _measured(run: RunManifest) -> dict[str, Any]:
-    return {f"{_key(r)} {name}": value for r in run.checks for name, value in r.measured.items()}
+    return {f"{r.case} {name}": value for r in run.checks for name, value in r.measured.items()}
 
 
 def _differences(prefix: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:

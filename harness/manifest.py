@@ -21,8 +21,10 @@ from harness.files import readable_json, sha256_file, write_atomically
 MANIFEST = "manifest.json"
 JUNIT = "junit.xml"
 """pytest's own report; not in the run if ``--junit-xml`` names another place, and then no claim is made of it."""
-UNLISTED = frozenset({MANIFEST})
-"""Files of a run that a manifest does not list."""
+ATTESTATION = "attestation.json"
+PAGE = "index.html"
+UNLISTED = frozenset({MANIFEST, ATTESTATION, PAGE})
+"""Files of a run that a manifest does not list: itself, and what is made of it afterwards."""
 
 Outcome = Literal["passed", "failed", "not_testable"]
 Sha256 = str
@@ -112,6 +114,12 @@ class CheckRecord(_Model):
     measured: dict[str, Any] = Field(default_factory=dict)
     files: dict[str, Sha256] = Field(default_factory=dict)
     """Evidence files by path."""
+
+    @property
+    def case(self) -> str:
+        """The id, with the parameters of a check that has several cases: ``PARITY-01[nemo]``."""
+        _, bracket, parameters = self.test.partition("[")
+        return f"{self.id}{bracket}{parameters}"
 
 
 class FileRecord(_Model):

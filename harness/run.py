@@ -15,7 +15,7 @@ import psutil
 
 from gyms import loaded
 from gyms.base import GymIdentity
-from harness import __version__, manifest
+from harness import __version__, attestation, manifest
 from harness.errors import HarnessError
 from harness.files import ROOT
 from harness.process import Owner
@@ -122,7 +122,7 @@ class Ledger:
             self.registered.setdefault(gym, set()).update(ids)
 
     def write(self, folder: Path, exit_status: int) -> manifest.RunManifest:
-        """Write the manifest of the run and return it."""
+        """Write the manifest of the run and what is made of it; return the manifest."""
         checks = tuple(
             sorted((manifest.CheckRecord(**record) for record in self.records), key=lambda c: (c.id, c.test))
         )
@@ -158,6 +158,7 @@ class Ledger:
             files=manifest.list_files(folder),
         )
         manifest.write(written, folder)
+        attestation.write(folder)
         return written
 
 

@@ -19,6 +19,7 @@ Runs of the trainer have no statement: what they claim is no result of tests, an
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -151,5 +152,7 @@ def _sorted_by_outcome(run: RunManifest) -> tuple[list[str], list[str], list[str
         chosen = failed if record.outcome != "passed" else warned if record.gym in deviating else passed
         chosen.append(record.case)
     ran = {(record.gym, record.id) for record in run.checks}
-    failed += [f"{id}[{gym}]" for gym, ids in run.registered.items() for id in ids if (gym, id) not in ran]
+    gyms = Counter(id for ids in run.registered.values() for id in ids)
+    due = ((gym, id) for gym, ids in run.registered.items() for id in ids)
+    failed += [id if gyms[id] == 1 else f"{id}[{gym}]" for gym, id in due if (gym, id) not in ran]
     return sorted(passed), sorted(warned), sorted(failed)

@@ -114,6 +114,8 @@ class CheckRecord(_Model):
     measured: dict[str, Any] = Field(default_factory=dict)
     files: dict[str, Sha256] = Field(default_factory=dict)
     """Evidence files by path."""
+    rfc008: tuple[str, ...] = Field(default=(), exclude_if=lambda ids: not ids)
+    """Check ids of OpenEnv's RFC 008 that mean the same; none is not written down. See ``harness.rfc008``."""
 
     @property
     def case(self) -> str:

@@ -19,6 +19,7 @@ from harness import __version__, attestation, manifest
 from harness.errors import HarnessError
 from harness.files import ROOT
 from harness.process import Owner
+from harness.rfc008 import equal_to
 from harness.stacks import Stack, find_stack
 from harness.stage import Subject, stage
 
@@ -123,9 +124,8 @@ class Ledger:
 
     def write(self, folder: Path, exit_status: int) -> manifest.RunManifest:
         """Write the manifest of the run and what is made of it; return the manifest."""
-        checks = tuple(
-            sorted((manifest.CheckRecord(**record) for record in self.records), key=lambda c: (c.id, c.test))
-        )
+        records = (manifest.CheckRecord(**record, rfc008=equal_to(record["id"])) for record in self.records)
+        checks = tuple(sorted(records, key=lambda c: (c.id, c.test)))
         registered = {gym: tuple(sorted(ids)) for gym, ids in sorted(self.registered.items())}
         commit, dirty = _checkout()
         written = manifest.RunManifest(

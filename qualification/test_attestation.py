@@ -182,9 +182,17 @@ RESULTS: dict[str, tuple[dict[str, Any], str, list[list[str]]]] = {
         [["PARITY-01"], [], ["NEMO-S-01"]],
     ),
     "one without a record": (
-        {"checks": (_record("NEMO-S-01"),)},
+        {"checks": (_record("PARITY-01", "openenv", case="[openenv]"),)},
         "FAILED",
-        [["NEMO-S-01"], [], ["PARITY-01[openenv]"]],
+        [["PARITY-01[openenv]"], [], ["NEMO-S-01"]],
+    ),
+    "one gym's case without a record": (
+        {
+            "registered": {"nemo": ("PARITY-01",), "openenv": ("PARITY-01",)},
+            "checks": (_record("PARITY-01", "openenv", case="[openenv]"),),
+        },
+        "FAILED",
+        [["PARITY-01[openenv]"], [], ["PARITY-01[nemo]"]],
     ),
     "no gym": ({"registered": {}, "checks": (_record("TASK-01", None),)}, "FAILED", [["TASK-01"], [], []]),
 }

@@ -556,10 +556,11 @@ def _within(seen: dict[str, Any]) -> bool:
 
 
 def _transcript(session: Socket, orders: GermanOrders) -> list[Any]:
-    """Return everything but ids that a few episodes show in a session."""
+    """Return everything but ids that a few episodes show in a session, their state at the end included."""
     told = []
     for task in (TASK, "v1/train/43/1", "extended/dev/0/0"):
         for script in orders.scripts(task).values():
             told.append(session.reset(task)["data"]["observation"]["messages"])
             told += [observed(answer) for answer in session.play(script)]
+            told.append({**session.state(), "episode_id": None})
     return told

@@ -1,10 +1,44 @@
-"""Print the table of documented checks: ``python -m qualification`` (Markdown, as it stands in the README)."""
+"""Print the table of documented checks in Markdown, as it stands in the README, or renew what is made of the code."""
 
+import argparse
+import sys
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
 
 import qualification
+from harness import manifest, trace
 from harness.checks import REGISTRY
+from harness.files import ROOT, write_atomically
+from trainer import run_manifest
+
+HEADER = "| check | it proves | a subject it must flag |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m qualification",
+        description=__doc__,
+        epilog="example: .venv/bin/python -m qualification --write\n\n"
+        "exit codes: 0 done, 2 wrong usage or no training libraries (make setup-train)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put the table into README.md and the schemas into reports/schema, and name what changed "
+        "(default: only print the table)",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        shown = "".join(f"{path.relative_to(ROOT)}\n" for path in _write(ROOT)) if options.write else table()
+    except ModuleNotFoundError as error:
+        print(f"qualification: {error}; the checks of training need it: make setup-train", file=sys.stderr)
+        return 2
+    print(shown, end="")
+    return 0
 
 
 def table() -> str:
@@ -13,8 +47,30 @@ def table() -> str:
         if module.name.rpartition(".")[2].startswith("test_"):
             import_module(module.name)
     rows = [f"| {c.id} | {c.must} | {c.broken.replace('_', ' ')} |" for _, c in sorted(REGISTRY.items())]
-    return "\n".join(["| check | it proves | a subject it must flag |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join([HEADER, "|---|---|---|", *rows]) + "\n"
+
+
+def schemas() -> dict[str, bytes]:
+    """Return the committed JSON Schemas by file name."""
+    return {
+        "manifest.schema.json": manifest.schema(),
+        "trace.schema.json": trace.schema(),
+        "training-run.schema.json": run_manifest.schema(),
+    }
+
+
+def _write(root: Path) -> list[Path]:
+    """Renew what is made of the code; return the files that changed."""
+    readme = root / "README.md"
+    before, header, rest = readme.read_text(encoding="utf-8").partition(HEADER)
+    _, _, after = (header + rest).partition("\n\n")
+    renewed = {readme: f"{before}{table()}\n{after}".encode()}
+    renewed |= {root / "reports/schema" / name: content for name, content in schemas().items()}
+    changed = [path for path, content in renewed.items() if path.read_bytes() != content]
+    for path in changed:
+        write_atomically(path, renewed[path])
+    return changed
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    sys.exit(main())

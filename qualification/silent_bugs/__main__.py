@@ -29,8 +29,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gyms import loaded
 from harness.errors import HarnessError
 from harness.files import ROOT, readable_json, sha256_file, write_atomically
+from harness.page.document import PAGE
 from qualification.broken.trainers import CATALOGUE
-from qualification.silent_bugs import drawing, trainings
+from qualification.silent_bugs import drawing, page, trainings
 from qualification.silent_bugs.clean_runs import CLEAN
 from qualification.silent_bugs.evidence import seen, settings_key
 from qualification.silent_bugs.result import HEALTHY, Clean, Curve, SilentBugs, Study
@@ -43,7 +44,6 @@ BOUND_S = 900
 UNAUDITED = ("config", "environment", "evaluate", "grpo", "minimodel", "policy", "prepare", "rollout", "transcripts")
 """Modules of the trainer that a training without audit is made of."""
 SOURCES = ("trainer/*.py", "trainer/replay/*.py", "qualification/broken/faults/*.py", "qualification/silent_bugs/t*.py")
-RESULT = "silent-bugs.json"
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("silent-bugs: interrupted; what was finished is kept, run it again", file=sys.stderr)
         return 130
-    write_atomically(options.out / RESULT, readable_json(made.model_dump(mode="json")))
+    write_atomically(options.out / page.RESULT, readable_json(made.model_dump(mode="json")))
     drawing.write(made, options.out)
+    write_atomically(options.out / PAGE, page.page(made))
     for figure in figures(made):
         tell(**figure)
     return 0

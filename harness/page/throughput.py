@@ -1,0 +1,34 @@
+"""The page of a throughput bench: its table and plot."""
+
+from pathlib import Path
+
+from markupsafe import Markup
+from pydantic import ValidationError
+
+from harness import throughput_drawing
+from harness.errors import HarnessError
+from harness.page import document
+from harness.throughput import MEASURES, RESULT, Throughput
+
+
+def page(folder: Path) -> bytes:
+    """Return the page of what a bench left; raises HarnessError."""
+    try:
+        measured = Throughput.model_validate_json((folder / RESULT).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise HarnessError(f"{folder / RESULT} is no measurement ({str(error).splitlines()[0]})") from None
+    missed = [
+        f"{level.gym} with {level.sessions}: {name}"
+        for level in measured.levels
+        for measure, name in MEASURES.items()
+        if level.ratio(measure) > level.goal(measure)
+    ]
+    plot = throughput_drawing.plot(measured).decode()
+    return document.render(
+        "throughput.html.j2",
+        title="Throughput through the gyms",
+        measured=measured,
+        measures=MEASURES,
+        missed=missed,
+        plot=Markup(plot[plot.index("<svg") :]),
+    )

@@ -15,16 +15,17 @@ from rich.console import Console
 
 from gyms.launch import DEFAULT_CAPACITY, SECRET_VARIABLE
 from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
-from harness import __version__, attestation, manifest, stacks, training
+from harness import __version__, attestation, manifest, report, stacks, training
 from harness.bench import Figure
 from harness.bench_nemo import bench_nemo
 from harness.bench_openenv import bench_openenv
 from harness.bench_throughput import bench_throughput
 from harness.bench_trainer import bench_policy, bench_silent_bugs, bench_training
 from harness.bench_verifiers import bench_verifiers
-from harness.compare import compare
 from harness.errors import HarnessError, ServerFailed
 from harness.files import ROOT, write_atomically
+from harness.manifest import PAGE, Claims
+from harness.page import comparison
 from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
@@ -102,9 +103,20 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", _verify, "recompute everything a run directory claims, offline")
     verify.add_argument("directories", type=Path, nargs="+", metavar="DIR")
 
+    made = command("report", _report, "make the page of a directory again, from the evidence in it")
+    made.add_argument(
+        "directories", type=Path, nargs="+", metavar="DIR", help=f"{report.KINDS}; {manifest.PAGE} is written into it"
+    )
+    made.add_argument(
+        "--summary",
+        action="store_true",
+        help="print a run of the suite as Markdown instead, for a CI job's summary",
+    )
+
     both = command("compare", _compare, "show how two run directories differ; exit 1 if outcomes do")
-    both.add_argument("left", type=Path, metavar="A")
-    both.add_argument("right", type=Path, metavar="B")
+    both.add_argument("left", type=Path, metavar="A", help="a run of the suite, or a training run")
+    both.add_argument("right", type=Path, metavar="B", help="another one of the same kind")
+    both.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page, too")
 
     measure = command(
         "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
@@ -189,9 +201,14 @@ def _verify(options: argparse.Namespace) -> int:
     for directory in options.directories:
         if training.is_run(directory):
             lines, sound = training.verify(directory)
+            claims = Claims()
+            if (directory / PAGE).exists():
+                report.verify(directory, claims)
+            lines, sound = [*lines, *claims.lines], sound and not claims.broken
         else:
             claims = manifest.verify(directory)
             attestation.verify(directory, claims)
+            report.verify(directory, claims)
             lines, sound = claims.lines, not claims.broken
         if len(options.directories) > 1:
             print(f"{directory}:")
@@ -201,11 +218,32 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    result = compare(manifest.read(options.left), manifest.read(options.right))
-    print("\n".join(result.lines))
-    if result.refusal:
-        raise HarnessError(result.refusal)
-    return 0 if result.same_outcomes else 1
+    pair = comparison.read_pair(options.left, options.right)
+    print("\n".join(pair.lines))
+    if options.html:
+        _write(options.html, comparison.page(pair))
+    if pair.result.refusal:
+        raise HarnessError(pair.result.refusal)
+    return 0 if pair.result.same_outcomes else 1
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise HarnessError(f"{path} cannot be written ({error.strerror}); name another place") from None
+
+
+def _report(options: argparse.Namespace) -> int:
+    for directory in options.directories:
+        if options.summary:
+            print(report.summary(directory), end="")
+            continue
+        try:
+            print(report.write(directory))
+        except OSError as error:
+            raise HarnessError(f"{directory}: nothing can be written there ({error.strerror})") from None
+    return 0
 
 
 def _require_folder(folder: Path) -> None:

@@ -8,14 +8,46 @@ from harness.errors import HarnessError
 from harness.manifest import GymRecord, RunManifest, StackRecord
 
 
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same in two runs, as both have it."""
+
+    name: str
+    left: Any
+    right: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.left} -> {self.right}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Things of one kind that were compared."""
+
+    title: str
+    differences: tuple[Difference, ...]
+    same: str
+    """What is said when none differs."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The section as text."""
+        return [str(difference) for difference in self.differences] or [self.same]
+
+
 @dataclass
 class Comparison:
-    """Lines to print, and whether the two runs came to the same outcomes."""
+    """What was compared, and whether the two runs came to the same outcomes."""
 
-    lines: list[str] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     same_outcomes: bool = True
     refusal: str = ""
     """Why measured values were not compared."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines to print."""
+        return [line for section in self.sections for line in section.lines]
 
 
 def compare(left: RunManifest, right: RunManifest) -> Comparison:
@@ -28,22 +60,31 @@ def compare(left: RunManifest, right: RunManifest) -> Comparison:
             f"{left.run.id} is a run of mode {left.run.mode}, {right.run.id} of mode {right.run.mode}; "
             "compare runs of one mode"
         )
-    result = Comparison()
-    facts = _facts(left), _facts(right)
-    result.lines += _differences("", *facts) or ["subject, locks and machine: the same"]
+    facts = differences(_facts(left), _facts(right))
     outcomes = _by_test(left, "outcome"), _by_test(right, "outcome")
-    changed = _differences("", *outcomes)
-    result.same_outcomes = not changed
-    result.lines += changed or [f"outcomes: the same for all {len(outcomes[0])} records"]
+    changed = differences(*outcomes)
+    result = Comparison(
+        [
+            Section("Subject, locks and machine", facts, "subject, locks and machine: the same"),
+            Section("Outcomes", changed, f"outcomes: the same for all {len(outcomes[0])} records"),
+        ],
+        same_outcomes=not changed,
+    )
     if left.core != right.core:
         result.refusal = (
             f"the runs carry different task cores ({left.core[:16]}, {right.core[:16]}): their measured values and "
             "scores are of different tasks and are not compared"
         )
         return result
-    measured = _measured(left), _measured(right)
-    result.lines += _differences("measured ", *measured) or ["measured values: the same"]
+    measured = differences(_measured(left), _measured(right))
+    result.sections.append(Section("Measured values", measured, "measured values: the same"))
     return result
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return by name what is not the same in two mappings; what one lacks is absent there."""
+    pairs = ((name, left.get(name, "(absent)"), right.get(name, "(absent)")) for name in left.keys() | right.keys())
+    return tuple(Difference(*pair) for pair in sorted(pairs, key=lambda pair: pair[0]) if pair[1] != pair[2])
 
 
 def _facts(run: RunManifest) -> dict[str, Any]:
@@ -72,13 +113,4 @@ def _by_test(run: RunManifest, name: str) -> dict[str, Any]:
 
 
 def _measured(run: RunManifest) -> dict[str, Any]:
-    return {f"{r.case} {name}": value for r in run.checks for name, value in r.measured.items()}
-
-
-def _differences(prefix: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    pairs = ((name, left.get(name, "(absent)"), right.get(name, "(absent)")) for name in left.keys() | right.keys())
-    return [
-        f"{prefix}{name}: {before} -> {after}"
-        for name, before, after in sorted(pairs, key=lambda pair: pair[0])
-        if before != after
-    ]
+    return {f"measured {r.case} {name}": value for r in run.checks for name, value in r.measured.items()}

@@ -20,6 +20,7 @@ class Recorder:
         self._run = run
         self._ledger = ledger
         self._manifest: manifest.RunManifest | None = None
+        self._page = ""
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         """Name the run's folder and every selected gym's interpreter."""
@@ -64,14 +65,28 @@ class Recorder:
     # Innermost, so that JUnit is on disk before its digest is taken and the summary can say what was written.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        """Write the manifest, last of all."""
+        """Write the manifest, last of all, and then what is made of it."""
         result = yield
         self._ledger.add_used(self._run.used())
         self._manifest = self._ledger.write(self._run.folder, int(session.exitstatus))
+        self._page = self._draw()
         return result
 
+    def _draw(self) -> str:
+        """Make the page of the run, and return where it is; what fails here takes nothing from the run's verdict."""
+        # Imported here: only a run that ends needs what draws.
+        from harness import report
+
+        try:
+            return str(report.write(self._run.folder))
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            return (
+                f"not made ({type(error).__name__}: {reason}); python -m harness report {self._run.folder} tries again"
+            )
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the documented checks, the deviations, the verdict and where the manifest is."""
+        """Print the documented checks, the deviations, the verdict, and where manifest and page are."""
         written = self._manifest
         if written is None:
             return
@@ -83,3 +98,4 @@ class Recorder:
         colour = {"green": written.verdict.qualified, "red": bool(written.registered and written.verdict.reasons)}
         terminalreporter.line(verdict_line(written), **colour)
         terminalreporter.line(f"manifest: {self._run.folder / manifest.MANIFEST}")
+        terminalreporter.line(f"page: {self._page}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 from gyms.german_orders import GermanOrders
-from harness import attestation, manifest
+from harness import attestation, manifest, report
 from harness.checks import Planted
 from qualification.broken import german
 from qualification.commands import run_pytest
@@ -43,4 +43,5 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evidence.write_text('{"values": 3}\n')
     manifest.write(manifest.read(folder).model_copy(update={"files": manifest.list_files(folder)}), folder)
     attestation.write(folder)
+    report.write(folder)
     return folder

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
-from harness.manifest import MANIFEST, GymRecord, Sha256
+from harness.manifest import MANIFEST, PAGE, GymRecord, Sha256
 from harness.trace import Step
 from harness.training import FORMAT
 from trainer.config import TrainingConfig
@@ -122,7 +122,7 @@ class TrainingRun(_Model):
     seconds: float
     """Wall time of training; not derivable."""
     files: dict[str, Sha256]
-    """sha256 of every file of the run directory but the manifest, by path."""
+    """sha256 of every file of the run directory but the manifest and its page, by path."""
 
 
 def step_record(step: Step) -> StepRecord:
@@ -131,10 +131,10 @@ def step_record(step: Step) -> StepRecord:
 
 
 def list_files(folder: Path) -> dict[str, Sha256]:
-    """Hash every regular file of a run directory but its manifest, in path order."""
+    """Hash every regular file of a run directory but its manifest and the page made of it, in path order."""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in found}
-    return {name: sha256_file(path) for name, path in names.items() if name != MANIFEST}
+    return {name: sha256_file(path) for name, path in names.items() if name not in (MANIFEST, PAGE)}
 
 
 def to_bytes(run: TrainingRun) -> bytes:

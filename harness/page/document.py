@@ -20,7 +20,6 @@ from markupsafe import Markup
 
 from harness import __version__
 
-PAGE = "index.html"
 _FOLDER = Path(__file__).parent / "templates"
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 MADE_BY = ("jinja2", "matplotlib")

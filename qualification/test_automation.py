@@ -12,6 +12,7 @@ import yaml
 from harness import __version__
 from harness.checks import explain
 from harness.files import ROOT
+from qualification.commands import run_harness
 
 pytestmark = pytest.mark.self_test
 
@@ -94,16 +95,18 @@ def test_a_workflow_writes_nothing_and_takes_known_actions(workflow: str) -> Non
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_a_workflow_runs_what_there_is(workflow: str) -> None:
-    """A make target, script or lock that a workflow names MUST exist."""
+    """A make target, command, script or lock that a workflow names MUST exist."""
     text = (ROOT / workflow).read_text()
     made = (shlex.split(re.sub(r"\$\{\{.*?\}\}|-C \w+", "", line)) for line in re.findall(r"run: make (.*)", text))
     goals = {word for words in made for word in words if "=" not in word}
     makefile = (ROOT / "Makefile").read_text()
     missing = [goal for goal in goals if not re.search(rf"^{goal}\b.*:", makefile, re.MULTILINE)]
+    commands = set(re.findall(r"-m harness (\w+)", text))
+    missing += [name for name in commands if run_harness(name, "--help").returncode]
     locks = set(re.findall(r"(?<!gymqual/)\brequirements/[a-z]+\.lock", text))
     missing += [path for path in {*locks, *re.findall(r"\.ci/\w+", text)} if not (ROOT / path).exists()]
-    assert (missing, bool(goals)) == ([], True), explain(
-        subject=f"make targets, scripts and locks of {workflow}",
+    assert (missing, bool(goals), len(commands)) == ([], True, 2), explain(
+        subject=f"make targets, commands, scripts and locks of {workflow}",
         expected="all there",
         got=missing,
         cause="something was renamed, and CI was not told",

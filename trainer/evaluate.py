@@ -29,6 +29,7 @@ from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
+from harness.usage import ending
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.rollout import EvaluationGym, Rollout, Sampling, play
@@ -211,19 +212,33 @@ def measure(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.evaluate",
+        description=__doc__,
+        epilog=ending(
+            "trainer.evaluate --policy mini --split dev --episodes 256 --gym nemo",
+            {0: "evaluated", 2: "it could not be done, or the gym failed; one sentence says why", 130: "interrupted"},
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
-    parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
+    parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev", help="of tasks (default: %(default)s)")
     parser.add_argument("--consume-test", action="store_true", help="allow --split test; recorded in the result")
-    parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--gym", choices=["local", *GYMS], default="local")
-    parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier result to compare with, in pairs")
+    parser.add_argument("--episodes", type=int, default=256, help="one task each (default: %(default)s)")
+    parser.add_argument(
+        "--gym", choices=["local", *GYMS], default="local", help="local plays in this process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--gym-url", metavar="URL", help="a service that is already served (default: one is started and ended here)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="an earlier result to compare with, in pairs (default: none)"
+    )
     return parser
 
 

@@ -36,6 +36,7 @@ from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
 from harness.stacks import find_stack
 from harness.trace import LEGEND, TRACE, read_trace
+from harness.usage import ending
 from trainer import checkpoints, legend, run_manifest
 from trainer.accelerator import describe
 from trainer.audit import Audit
@@ -43,7 +44,7 @@ from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
 from trainer.grpo import SHAPED, STRICT, GymTrainer, attach_audit, rows_per_pass
 from trainer.opening import GYMS, opened_gym
-from trainer.policy import POLICY_HELP, Policy, load_policy
+from trainer.policy import Policy, load_policy
 from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TrainingRun
 from trainer.tensors import compare_tensors, load_adapter
@@ -416,16 +417,31 @@ def _dry_run(config: TrainingConfig, gym_url: str | None, console: Console) -> N
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.gym_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.gym_training",
+        description=__doc__,
+        epilog=ending(
+            "trainer.gym_training RUN_DIR/training.json",
+            {0: "completed", 1: "stopped by the gym or the audit; the manifest says why", 130: "interrupted"},
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a training.json, see python -m trainer.prepare")
-    parser.add_argument("--gym", choices=GYMS, help="instead of the one in CONFIG")
-    parser.add_argument("--gym-url", metavar="URL", help="a service that is already served")
-    parser.add_argument("--policy", help=f"instead of the one in CONFIG: {POLICY_HELP}")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory; default: CONFIG's folder")
+    parser.add_argument("--gym", choices=GYMS, help="instead of the one in CONFIG (default: that one)")
+    parser.add_argument(
+        "--gym-url",
+        metavar="URL",
+        help="a service that is already served, with the identity it tells (default: one is started here)",
+    )
+    parser.add_argument("--policy", help="a name or a directory instead of the policy in CONFIG (default: that one)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: CONFIG's folder)")
     parser.add_argument("--resume", action="store_true", help="go on from the run directory's newest checkpoint")
-    parser.add_argument("--stop-after", type=int, metavar="STEP", help="end with a checkpoint after this step")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        metavar="STEP",
+        help="end with a checkpoint after this step (default: it goes on)",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="check inputs, policy and gym; no inference")
     return parser
 

@@ -6,8 +6,6 @@ For each gym the policy is evaluated on the dev split at temperature 1, trained 
 training of ``trainer.gym_training``, and evaluated again on the same tasks with the same seeds, all through the gym's
 own service. What is written to ``--out`` holds digests and outcomes from which ``differences`` recomputes every figure
 of ``summary.json``; the raw evidence stays in ``--work``. A stage that finished there is not run again.
-
-Exit code 0: success rose significantly through every gym; 1: it did not, or a training was stopped; 2: bad input.
 """
 
 import argparse
@@ -29,6 +27,7 @@ from harness import __version__
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
+from harness.usage import ending
 from trainer import replay_audit, run_manifest
 from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.errors import AuditError
@@ -252,14 +251,30 @@ def _show(console: Console, summary: Summary) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.learning",
+        description=__doc__,
+        epilog=ending(
+            "trainer.learning --out reports/learned --gyms nemo",
+            {
+                0: "success rose significantly through every gym",
+                1: "it did not, or a training was stopped",
+                130: "interrupted",
+            },
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the result")
-    parser.add_argument("--gyms", nargs="+", choices=GYMS, default=list(GYMS), help="(%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the result (required)")
+    parser.add_argument(
+        "--gyms", nargs="+", choices=GYMS, default=list(GYMS), help=f"to train through (default: {' '.join(GYMS)})"
+    )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--seed", type=int, default=43, help="of training (%(default)s)")
-    parser.add_argument("--steps", type=int, default=40, help="of 16 rollouts (%(default)s)")
-    parser.add_argument("--work", type=Path, default=WORK, metavar="DIR", help="raw evidence (reports/learning)")
+    parser.add_argument("--seed", type=int, default=43, help="of training (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="optimizer steps, of 16 rollouts each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK, metavar="DIR", help="folder of the raw evidence (default: reports/learning)"
+    )
     return parser
 
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from gyms.base import InfrastructureError
 from harness.errors import HarnessError
+from harness.usage import ending
 from trainer.config import CONFIG, GENERATIONS, POOL, TrainingConfig, training_config, write_config
 from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, require_empty, write_plan
 from trainer.opening import GYMS
@@ -107,25 +108,54 @@ def retention_folder(named: Path | None) -> Path | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.prepare",
+        description=__doc__,
+        epilog=ending("trainer.prepare RUN_DIR --gym openenv --checkpoint-every 4", {0: "frozen", 130: "interrupted"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, nargs="?", metavar="RUN_DIR", help=f"folder that gets {CONFIG}")
-    parser.add_argument("--experiment", type=Path, metavar="DIR", help=f"folder that gets {PLAN}")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RUN_DIR", help=f"folder of a training run, which gets {CONFIG}"
+    )
+    parser.add_argument(
+        "--experiment",
+        type=Path,
+        metavar="DIR",
+        help=f"folder of an experiment, which gets {PLAN} (default: a training run is frozen)",
+    )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--seed", type=int, default=43)
-    parser.add_argument("--steps", type=int, help=f"default: {RUN_STEPS}, of an experiment {EXPERIMENT_STEPS}")
-    parser.add_argument("--gym", choices=GYMS, help="of a run (nemo)")
-    parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="of a run; 0, the default: none")
+    parser.add_argument("--seed", type=int, default=43, help="of tasks and training (default: %(default)s)")
     parser.add_argument(
-        "--generation", choices=GENERATIONS, help="of a run; exact, the default, or cached: faster, other bits"
+        "--steps", type=int, help=f"optimizer steps (default: {RUN_STEPS}, of an experiment {EXPERIMENT_STEPS})"
     )
-    parser.add_argument("--arms", nargs="+", choices=GYMS, help=f"of an experiment ({' '.join(GYMS)})")
-    parser.add_argument("--dev-episodes", type=int, metavar="N", help="that select a candidate (256)")
-    parser.add_argument("--test-episodes", type=int, metavar="N", help="that assess it (512)")
+    parser.add_argument("--gym", choices=GYMS, help="gym of a run (default: nemo)")
     parser.add_argument(
-        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (GYMQUAL_MGSM)"
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="of a run, a checkpoint after so many steps each (default: 0, none)",
     )
-    parser.add_argument("--retention-problems", type=int, metavar="N", help="of each file, from its beginning (all)")
+    parser.add_argument(
+        "--generation", choices=GENERATIONS, help="of a run, exact, or cached: faster, other bits (default: exact)"
+    )
+    parser.add_argument("--arms", nargs="+", choices=GYMS, help=f"gyms of an experiment (default: {' '.join(GYMS)})")
+    parser.add_argument(
+        "--dev-episodes",
+        type=int,
+        metavar="N",
+        help="of an experiment, dev episodes that select a candidate (default: 256)",
+    )
+    parser.add_argument(
+        "--test-episodes", type=int, metavar="N", help="of an experiment, test episodes that assess it (default: 512)"
+    )
+    parser.add_argument(
+        "--retention",
+        type=Path,
+        metavar="DIR",
+        help="folder of mgsm_de.tsv and mgsm_en.tsv (default: GYMQUAL_MGSM, else problems of our own)",
+    )
+    parser.add_argument(
+        "--retention-problems", type=int, metavar="N", help="of each retention file, from its beginning (default: all)"
+    )
     return parser
 
 

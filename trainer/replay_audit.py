@@ -1,7 +1,7 @@
 """Derive again everything that a training run claims, from its raw evidence alone.
 
 ``python -m trainer.replay_audit RUN_DIR`` prints one line a claim: ``held``, ``BROKEN``, or ``untried`` where the
-policy that it needs is not at hand. Exit code 0: none is broken; 1: one is; 2: the directory cannot be read.
+policy that it needs is not at hand.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.manifest import Claims
+from harness.usage import ending
 from trainer.replay import claims as manifest_claims
 from trainer.replay import episodes, evidence, steps, tokens, weights
 from trainer.replay.evidence import Evidence, read_evidence
@@ -121,9 +122,20 @@ def _meaning(function: Callable[..., object]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Audit one run directory; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.replay_audit", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--policy", type=Path, metavar="DIR", help="folder of the policy that was trained")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.replay_audit",
+        description=__doc__,
+        epilog=ending("trainer.replay_audit RUN_DIR", {0: "no claim is broken", 1: "one is, and is named"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a training run, complete or stopped")
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="DIR",
+        help="folder of the policy that was trained (default: an embedded one, or where training.json says)",
+    )
     options = parser.parse_args(arguments)
     try:
         claims = audit(options.run, options.policy)

@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
+from harness.usage import ending
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.statistics import wilson
 from trainer.transcripts import render_ids, token_id
@@ -183,14 +184,23 @@ def _fitting(policy: Policy, ids: list[int]) -> list[int]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.retention",
+        description=__doc__,
+        epilog=ending("trainer.retention --policy mini --probe", {0: "measured", 130: "interrupted"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="TSV of question and integer answer")
-    parser.add_argument("--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (%(default)s)")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="TSV of question and integer answer (default: a file in GYMQUAL_MGSM)"
+    )
+    parser.add_argument(
+        "--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (default: %(default)s)"
+    )
     parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
+    )
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     try:

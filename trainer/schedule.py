@@ -9,9 +9,6 @@ again, an interrupted training is continued from its newest checkpoint, bit for 
 refused. One schedule at a time works on a folder, and one training at a time on an accelerator.
 
 ``--check`` derives every figure of a finished report again from the files beside it.
-
-Exit code 0: the report is written, or holds; 1: a stage failed for what it found, or it does not hold; 2: it could not
-be done; 130: interrupted.
 """
 
 import argparse
@@ -31,6 +28,7 @@ from rich.table import Table
 from gyms.base import InfrastructureError
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
+from harness.usage import ending
 from trainer import checkpoints
 from trainer.errors import AuditError
 from trainer.experiment import report
@@ -225,14 +223,24 @@ def _show(console: Console, summary: Summary, folder: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.schedule", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.schedule",
+        description=__doc__,
+        epilog=ending(
+            "trainer.schedule DIR --status",
+            {
+                0: "the report is written, or holds",
+                1: "a stage failed for what it found, or the report does not hold",
+                130: "interrupted",
+            },
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an experiment, see python -m trainer.prepare")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--status", action="store_true", help="show what is done and what is left; runs nothing")
     asked.add_argument("--check", action="store_true", help="derive the report's figures again; DIR may be a report")
     parser.add_argument(
-        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (GYMQUAL_MGSM)"
+        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (default: GYMQUAL_MGSM)"
     )
     parser.add_argument(
         INEXACT, action="store_true", help="train although a continued training is not exact; goes on record"

@@ -38,6 +38,7 @@ from trl.chat_template_utils import parse_response
 
 from harness.errors import HarnessError
 from harness.process import LOOPBACK, require_free
+from harness.usage import ending
 from trainer.decode import Decoding, SampledToken, sample
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.transcripts import render_ids, token_id
@@ -406,13 +407,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.serve",
+        description=__doc__,
+        epilog=ending("trainer.serve --policy mini --port 8000", {0: "ended by Ctrl-C or SIGTERM"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy")
-    parser.add_argument("--port", type=int, required=True, help="loopback port")
-    parser.add_argument("--name", metavar="MODEL", help="name the model is asked for by; default: the policy's")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
+    parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1 to listen on (required)")
+    parser.add_argument("--name", metavar="MODEL", help="name the model is asked for by (default: the policy's)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     return parser
 
 

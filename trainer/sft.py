@@ -33,6 +33,7 @@ from gyms.base import TaskSet
 from gyms.german_orders import GermanOrders
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
+from harness.usage import ending
 from trainer import smollm2
 from trainer.lora_sft import LoraRecipe, tune
 from trainer.minimodel import DEEP_LAYERS, SHALLOW_LAYERS, build_model, build_tokenizer, grow
@@ -265,13 +266,21 @@ def _template(name: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.sft",
+        description=__doc__,
+        epilog=ending("trainer.sft --out DIR --policy mini4", {0: "built", 130: "interrupted"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist")
-    parser.add_argument("--policy", choices=sorted(RECIPES), default="mini")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--steps", type=int, metavar="N", help=f"of smollm2 ({LoraRecipe().steps}); the others have fixed recipes"
+        "--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist (required)"
+    )
+    parser.add_argument("--policy", choices=sorted(RECIPES), default="mini", help="to build (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="from 0 to 999999999 (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"of smollm2 (default: {LoraRecipe().steps}); the others have fixed recipes",
     )
     options = parser.parse_args(arguments)
     try:

@@ -30,6 +30,7 @@ from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
+from harness.usage import ending
 from trainer.audit import Audit
 from trainer.config import TrainingConfig, training_config
 from trainer.grpo import GymTrainer, attach_audit
@@ -228,13 +229,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.step_profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m trainer.step_profile",
+        description=__doc__,
+        epilog=ending("trainer.step_profile --out DIR --gym openenv", {0: "written", 130: "interrupted"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"folder that gets {PROFILE}")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"folder that gets {PROFILE} (required)")
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--gym", choices=GYMS, default="nemo", help="of the audited trainings (%(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="that are measured, behind a first one (%(default)s)")
-    parser.add_argument("--stacks", type=Path, metavar="FILE", help="folded stacks by py-spy")
+    parser.add_argument("--gym", choices=GYMS, default="nemo", help="of the audited trainings (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="that are measured, behind a first one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stacks", type=Path, metavar="FILE", help="folded stacks by py-spy (default: no table of them)"
+    )
     return parser
 
 

@@ -30,6 +30,7 @@ from gyms import loaded
 from harness.errors import HarnessError
 from harness.files import ROOT, readable_json, sha256_file, write_atomically
 from harness.manifest import PAGE
+from harness.usage import ending
 from qualification.broken.trainers import CATALOGUE
 from qualification.silent_bugs import drawing, page, trainings
 from qualification.silent_bugs.clean_runs import CLEAN
@@ -150,10 +151,17 @@ def _kept(unit: Unit, work: Path) -> BaseModel | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, write and print; returns the exit code: 0 done, 2 it could not be done."""
-    parser = argparse.ArgumentParser(prog="python -m qualification.silent_bugs", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser = argparse.ArgumentParser(
+        prog="python -m qualification.silent_bugs",
+        description=__doc__,
+        epilog=ending("qualification.silent_bugs --out DIR --quick", {0: "written", 130: "interrupted"}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the table (required)")
     parser.add_argument("--quick", action="store_true", help="without the trainings of forty steps")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:

@@ -65,10 +65,13 @@ def _lines(axes: Axes, panel: Panel) -> None:
         x, y = zip(*points, strict=True)
         # Equal lines would hide each other: the later one is drawn thinner.
         width = 2.2 - 1.2 * number if len(panel.lines) > 1 else 1.4
-        axes.plot(x, y, color=colour, linewidth=width, marker="o" if len(x) < 40 else "", markersize=2.5)
+        marker = "o" if len(x) < 40 else ""
+        axes.plot(x, y, color=colour, linewidth=width, marker=marker, markersize=2.5, label=line.name)
         if line.interval:
             low, high = zip(*line.interval, strict=True)
             axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if len(panel.lines) > 1:
+        axes.legend(frameon=False, labelcolor=INK, fontsize=7.5, loc="lower right")
 
 
 def _dress(axes: Axes, panel: Panel) -> None:
@@ -86,7 +89,8 @@ def _dress(axes: Axes, panel: Panel) -> None:
 
 def _inline(svg: str, title: str, name: str) -> Markup:
     body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # The style that matplotlib sets for all elements stands in the page's own, for plots alone.
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
     for drawn, variable in _VARIABLES.items():
         body = body.replace(drawn, variable)
     # Several plots stand in one page, each with the ids that matplotlib always gives.

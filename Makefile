@@ -42,7 +42,7 @@ qualify:
 
 qualify-gpu:
 	$(READY_FOR) setup setup-train
-	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy $(POLICY) $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy=$(POLICY) $(PYTEST_ARGS)
 
 # More threads than cores would only slow small models down.
 qualify test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)

@@ -15,6 +15,7 @@ loaded.install()
 
 import re
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if "gymqual_folder" in worker:
             config.stash[RUN] = Run(Path(worker["gymqual_folder"]), worker["workerid"])
         return
+    _require_own_settings(config)
     reports = config.option.reports or (config.inipath and config.getini("gymqual_reports"))
     if not reports or config.option.collectonly or config.option.help or config.option.version:
         return
@@ -104,6 +106,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # As Ctrl-C does, so that servers are stopped and the manifest says how the run ended.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _require_own_settings(config: pytest.Config) -> None:
+    """Raise UsageError where pytest took a folder of ours for a place of tests, and left its settings unread.
+
+    It looks for them before it knows our options: of ``--reports DIR`` it sees a path, of ``--reports=DIR`` none.
+    """
+    here = config.invocation_params.dir
+    if config.inipath is not None and here.is_relative_to(config.inipath.parent):
+        return
+    given = list(map(str, config.invocation_params.args))
+    for option, folder in pairwise(given):
+        if option in ("--reports", "--policy") and (here / folder).is_dir():
+            raise pytest.UsageError(
+                f"{option} {folder}: pytest takes the folder for a place of tests, and does not read the settings "
+                f"of {here}; write {option}={folder}"
+            )
 
 
 def _gym_names() -> str:

@@ -5,15 +5,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import qualification
 from harness import manifest, trace
-from harness.checks import REGISTRY
+from harness.checks import REGISTRY, Check
 from harness.files import ROOT, write_atomically
+from harness.stacks import STACKS
 from harness.usage import ending
 from trainer import run_manifest
 
-HEADER = "| check | it proves | a subject it must flag |"
+HEADER = f"| check | it proves | {' | '.join(STACKS)} | a subject it must flag |"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,12 +44,33 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table() -> str:
-    """Return every documented check: its id, its MUST, and the defect it is proven to flag."""
+    """Return every documented check: its id, its MUST, the gyms it examines, and the defect it is proven to flag."""
     for module in walk_packages(qualification.__path__, "qualification."):
         if module.name.rpartition(".")[2].startswith("test_"):
             import_module(module.name)
-    rows = [f"| {c.id} | {c.must} | {c.broken.replace('_', ' ')} |" for _, c in sorted(REGISTRY.items())]
-    return "\n".join([HEADER, "|---|---|---|", *rows]) + "\n"
+    rows = [_row(check) for _, check in sorted(REGISTRY.items())]
+    return "\n".join([HEADER, "|---|---|" + ":-:|" * len(STACKS) + "---|", *rows]) + "\n"
+
+
+def _row(check: Check) -> str:
+    examined = gyms_of(check)
+    cells = [check.id, check.must, *("x" if gym in examined else "" for gym in STACKS), check.broken.replace("_", " ")]
+    return f"| {' | '.join(cells)} |"
+
+
+def gyms_of(check: Check) -> set[str]:
+    """Return the gyms that a check examines: by the marks of its module, its function and its parameters."""
+    module, _, name = check.test.partition(":")
+    loaded = sys.modules[module]
+    marks = _listed(getattr(loaded, "pytestmark", [])) + _listed(getattr(getattr(loaded, name), "pytestmark", []))
+    for mark in list(marks):
+        if mark.name == "parametrize":
+            marks += [each for value in mark.args[1] for each in getattr(value, "marks", ())]
+    return {mark.args[0] for mark in marks if mark.name == "gym"}
+
+
+def _listed(marks: Any) -> list[Any]:
+    return [getattr(mark, "mark", mark) for mark in (marks if isinstance(marks, list) else [marks])]
 
 
 def schemas() -> dict[str, bytes]:

@@ -2,10 +2,12 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,49 @@ def test_the_readme_lists_the_registry() -> None:
         expected=table,
         got="another table",
         cause="a check changed; paste what `python -m qualification` prints",
+    )
+
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "gyms/README.md", "trainer/README.md", "reports/README.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_of_a_document_leads_somewhere(document: str) -> None:
+    """Every relative link MUST lead to a file, and to a heading of it where it names one."""
+    path = ROOT / document
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name) if name else path
+        if "://" not in link and (not target.exists() or (anchor and anchor not in _anchors(target))):
+            dead.append(link)
+    assert dead == [], explain(
+        subject=f"links of {document} that lead nowhere",
+        expected=[],
+        got=dead,
+        cause="a file was moved, or a heading worded anew",
+    )
+
+
+def _anchors(path: Path) -> set[str]:
+    """Return the anchors that a Markdown file's headings get."""
+    headings = re.findall(r"(?m)^#+ (.+)$", path.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_module_that_a_document_runs_is_there() -> None:
+    """Every ``python -m MODULE`` and ``make TARGET`` in the documents MUST name one that exists."""
+    texts = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
+    modules = set(re.findall(r"\.venv/bin/python -m ([\w.]+)", texts))
+    targets = set(re.findall(r"(?m)^make (?:-\S+ )*([a-z-]+)", texts))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    absent = [each for each in sorted(modules) if find_spec(each) is None]
+    absent += [each for each in sorted(targets) if not re.search(rf"(?m)^[^\n:]*\b{each}\b[^\n:]*:", makefile)]
+    assert (len(modules) > 8, len(targets) > 3, absent) == (True, True, []), explain(
+        subject="modules and targets that documents name: many, and those that are not there",
+        expected=(True, True, []),
+        got=(sorted(modules), sorted(targets), absent),
+        cause="a command was renamed",
     )
 
 

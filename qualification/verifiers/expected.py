@@ -207,4 +207,4 @@ SHORT_ROLLOUTS = {
     "v1/dev/0/0": (0.0, "budget", "agent_timeout"),
     "v1/dev/0/1": (None, "infrastructure", "timeout"),
 }
-"""The same with eight seconds a rollout, of a model that never stops and of one that never answers."""
+"""The same with sixteen seconds a rollout, of a model that never stops and of one that never answers."""

@@ -165,10 +165,10 @@ class Lab:
 
     @once
     def short_of_time(self) -> Rollouts:
-        """The same command with eight seconds a rollout: a model that never stops and one that never answers."""
+        """The same command with sixteen seconds a rollout: a model that never stops and one that never answers."""
         tasks = [f"v1/dev/0/{index}" for index in range(2)]
         with ModelServer(self._replies(tasks, [[Break.ENDLESS], [Break.HANG]])) as server:
-            command = DOCUMENTED.replace("120", "8").replace("-n 4", "-n 2").format(url=server.url)
+            command = DOCUMENTED.replace("120", "16").replace("-n 4", "-n 2").format(url=server.url)
             return self.verifiers.evaluate("short-of-time", *command.split())
 
     @once

@@ -167,7 +167,7 @@ def test_the_documented_command_runs_a_real_models_rollouts(lab: Lab, evidence: 
         "short of time": SHORT_ROLLOUTS,
     }
     assert seen == expected, explain(
-        subject="the README's command against a scripted server, once as it stands and once with eight seconds",
+        subject="the README's command against a scripted server, once as it stands and once with sixteen seconds",
         expected=expected,
         got=seen,
         cause="a default differs from the documented one, a limit does not hold, or tools are renamed",

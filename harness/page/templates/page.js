@@ -130,7 +130,7 @@ class Viewer {
     const state = element("td");
     state.append(element("span", "outcome " + each.state.replace(" ", "-"), each.state === "success" ? "success" : (each.outcome ?? each.state)));
     row.append(head, ...[each.step ?? "-", each.group ?? "-", each.family || "-"].map((text) => element("td", "", text)));
-    row.append(state, element("td", "", number(each.reward)), element("td", "", number(each.advantage)));
+    row.append(state, element("td", "", number(each.reward, 3)), element("td", "", number(each.advantage, 3)));
     return row;
   }
 
@@ -176,9 +176,9 @@ class Viewer {
   }
 }
 
-function number(value) {
+function number(value, digits = 4) {
   if (value === null || value === undefined) return "none";
-  return typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value);
+  return typeof value === "number" ? String(Number(value.toPrecision(digits))) : String(value);
 }
 
 function pair(token, sampler, loss) {

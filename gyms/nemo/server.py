@@ -9,101 +9,49 @@ Two doors lead to the same sessions:
 - The bridge routes ``/bridge/*`` for the trainer's client, guarded by a secret header. Without the
   secret they are just another unknown tool.
 
-Bodies are parsed here and not by FastAPI: a malformed call is an observation, never a 422 that echoes it.
+Bodies are parsed by us (``bodies``) and not by FastAPI: a malformed call is an observation, never a 422 that echoes it.
 """
 
-import json
 import os
 import secrets
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from nemo_gym.base_resources_server import (
     AggregateMetricsRequest,
-    BaseResourcesServerConfig,
-    BaseVerifyRequest,
-    BaseVerifyResponse,
     ResourcesCloseSessionRequest,
     ResourcesCloseSessionResponse,
-    ResourcesSeedSessionRequest,
     ResourcesSeedSessionResponse,
-    ReverifyMode,
     SimpleResourcesServer,
 )
 from nemo_gym.server_utils import SESSION_ID_KEY
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import PrivateAttr, ValidationError
 from starlette.middleware.sessions import SessionMiddleware
 
 from gyms import loaded
 from gyms.base import GymIdentity, InfrastructureError, Kind, Scope
-from gyms.german.tasks import Task, UnknownTask, find_task
+from gyms.german.tasks import Task
 from gyms.german.tools import PARAMETERS, is_well_formed
 from gyms.german.verifier import Verdict
 from gyms.german_orders import as_verdict
 from gyms.identity import Upstream, identify
-from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
 from gyms.memory import freeze_start
 from gyms.nemo import rows
-from gyms.nemo.launch import DEFAULT_SESSION_TTL_S, IDENTITY_HEADER
+from gyms.nemo.bodies import json_object, named_task, refuse, text_of, typed_seed
+from gyms.nemo.launch import IDENTITY_HEADER
+from gyms.nemo.models import GermanOrdersConfig, GermanVerifyRequest, GermanVerifyResponse
 from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
 from gyms.nemo.trajectory import Trajectory, read_trajectory
 from gyms.served import Injected
 
-STATUS = {
-    Kind.SESSION_LOST: 404,
-    Kind.CAPACITY: 503,
-    Kind.IDENTITY_CHANGED: 409,
-    Kind.PROTOCOL: 400,
-    Kind.REPLAY_DISAGREEMENT: 500,
-    Kind.SERVICE_ERROR: 500,
-}
-"""HTTP status of each kind of infrastructure failure that a server can notice."""
-
 UPSTREAM = Upstream("nemo-gym", "nemo_gym", "NVIDIA-NeMo/Gym 720b5f3, equality unverified")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 Handler = Callable[[Request, dict[str, Any]], Response]
-
-
-class GermanOrdersConfig(BaseResourcesServerConfig):
-    """Upstream's server configuration and our two bounds."""
-
-    REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.UNSUPPORTED
-    capacity: int = Field(default=DEFAULT_CAPACITY, ge=1)
-    """Open sessions at most; one more is refused with 503."""
-    session_ttl_s: float = Field(default=DEFAULT_SESSION_TTL_S, gt=0)
-    """Seconds without a call after which a session counts as abandoned."""
-
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if host not in LOOPBACK:
-            raise ValueError(f"host must be a loopback address, not {host!r}: this server has no authentication")
-        return host
-
-
-class GermanVerifyRequest(BaseVerifyRequest):
-    """Upstream's verify body with the dataset row's fields beside it."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class GermanVerifyResponse(BaseVerifyResponse):
-    """Upstream's verify response with the verdict in full.
-
-    Upstream's wire demands a float reward: where there is none, it is 0.0 **with** ``mask_sample``, upstream's
-    word for "not a measurement". The bridge route says null.
-    """
-
-    model_config = ConfigDict(extra="allow")
-    strict: bool
-    outcome: str
 
 
 class GermanOrdersServer(SimpleResourcesServer):
@@ -129,7 +77,7 @@ class GermanOrdersServer(SimpleResourcesServer):
     def setup_webserver(self) -> FastAPI:
         """Register upstream's routes, the tools, the bridge, and last the route for every other name."""
         app = super().setup_webserver()
-        app.add_exception_handler(InfrastructureError, _refuse)
+        app.add_exception_handler(InfrastructureError, refuse)
         for tool in PARAMETERS:
             app.post(f"/{tool}")(self._native_tool(tool))
         for name, handler in self.bridge_routes().items():
@@ -165,9 +113,9 @@ class GermanOrdersServer(SimpleResourcesServer):
 
     async def seed_session(self, request: Request) -> Response:  # type: ignore[override]
         """Open a session for a dataset row (legacy body) or under a caller-assigned id (typed body)."""
-        text = await _text(request)
-        body = _json_object(text)
-        typed = _parse_typed_seed(body)
+        text = await text_of(request)
+        body = json_object(text)
+        typed = typed_seed(body)
         fields = typed.task_data if typed else body
         if "seal" not in fields:
             return self._observe(request, "seed_session", text)
@@ -184,8 +132,8 @@ class GermanOrdersServer(SimpleResourcesServer):
 
     async def verify(self, request: Request) -> Response:  # type: ignore[override]
         """Judge the trajectory in the body, once it agrees with what this server saw and showed."""
-        text = await _text(request)
-        body = _json_object(text)
+        text = await text_of(request)
+        body = json_object(text)
         session = self._session(request)
         if body.get("seal") != rows.seal(session.task.task_id, self._identity.core):
             return self._observe(request, "verify", text)
@@ -241,9 +189,9 @@ class GermanOrdersServer(SimpleResourcesServer):
 
     async def close_resources_session(self, request: Request) -> Response:  # type: ignore[override]
         """Release a session; idempotent, also for an id that was never opened."""
-        text = await _text(request)
+        text = await text_of(request)
         try:
-            body = ResourcesCloseSessionRequest.model_validate(_json_object(text))
+            body = ResourcesCloseSessionRequest.model_validate(json_object(text))
         except ValidationError:
             return self._observe(request, "close_session", text)
         # The environment server closes by an id that it knows. A model does not know its own.
@@ -255,25 +203,25 @@ class GermanOrdersServer(SimpleResourcesServer):
 
     async def aggregate_metrics(self, request: Request) -> Response:  # type: ignore[override]
         """Aggregate verify responses for upstream's collector, which has no session; a model's call has one."""
-        text = await _text(request)
+        text = await text_of(request)
         if SESSION_ID_KEY in request.session:
             return self._observe(request, "aggregate_metrics", text)
         try:
-            body = AggregateMetricsRequest.model_validate(_json_object(text))
+            body = AggregateMetricsRequest.model_validate(json_object(text))
         except ValidationError:
             raise InfrastructureError(Kind.PROTOCOL, Scope.SERVICE, "not upstream's aggregate-metrics body") from None
         return JSONResponse((await super().aggregate_metrics(body)).model_dump(mode="json"))
 
     def _native_tool(self, tool: str) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
-            return self._observe(request, tool, await _text(request))
+            return self._observe(request, tool, await text_of(request))
 
         handler.__name__ = tool
         handler.__doc__ = f"The model's tool {tool}."
         return handler
 
     async def _any_tool(self, request: Request) -> Response:
-        return self._observe(request, request.path_params["tool"], await _text(request))
+        return self._observe(request, request.path_params["tool"], await text_of(request))
 
     def _observe(self, request: Request, tool: str, arguments: str) -> Response:
         # A query is part of the name the model wrote: "lookup?x=1" is not the tool "lookup".
@@ -284,7 +232,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         return self._sessions.get(request.session.get(SESSION_ID_KEY))
 
     def _task_of_row(self, fields: dict[str, Any]) -> Task:
-        task = _find_task(fields.get("task_id"))
+        task = named_task(fields.get("task_id"))
         if fields.get("core") != self._identity.core or fields["seal"] != rows.seal(task.task_id, self._identity.core):
             raise InfrastructureError(
                 Kind.IDENTITY_CHANGED, Scope.SERVICE, "the dataset row was made for another version of the task core"
@@ -295,14 +243,14 @@ class GermanOrdersServer(SimpleResourcesServer):
 
     def _guarded(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            text = await _text(request)
+            text = await text_of(request)
             offered = request.headers.get(SECRET_HEADER, "")
             if not secrets.compare_digest(offered.encode(), self._secret.encode()):
                 return self._observe(request, name, text)
             try:
-                answer = handler(request, _json_object(text))
+                answer = handler(request, json_object(text))
             except InfrastructureError as refusal:
-                answer = await _refuse(request, refusal)
+                answer = await refuse(request, refusal)
             answer.headers[IDENTITY_HEADER] = f"{self.identity().digest} {self._nonce}/{os.getpid()}"
             return answer
 
@@ -331,7 +279,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         session_id = body.get("session_id")
         if not isinstance(session_id, str) or len(session_id) < 32:
             raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text of at least 128 bits")
-        self._sessions.open(session_id, _find_task(body.get("task_id")))
+        self._sessions.open(session_id, named_task(body.get("task_id")))
         return JSONResponse({})
 
     def _bridge_call(self, request: Request, body: dict[str, Any]) -> Response:
@@ -359,42 +307,6 @@ class GermanOrdersServer(SimpleResourcesServer):
     def _bridge_fault(self, request: Request, body: dict[str, Any]) -> Response:
         self._sessions.get(body.get("session_id")).injected = Injected(fail=True)
         return JSONResponse({})
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    fault = cast(InfrastructureError, error)
-    if fault.__cause__ is not None and fault.kind is Kind.SERVICE_ERROR:
-        print(f"service error: {fault.__cause__!r}", file=sys.stderr, flush=True)
-    return JSONResponse(
-        {"kind": fault.kind, "scope": fault.scope, "detail": fault.detail}, status_code=STATUS[fault.kind]
-    )
-
-
-async def _text(request: Request) -> str:
-    # Bytes that are not UTF-8 cannot be valid arguments; their escapes keep them refused and replayable.
-    return (await request.body()).decode("utf-8", errors="backslashreplace")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _parse_typed_seed(body: dict[str, Any]) -> ResourcesSeedSessionRequest | None:
-    try:
-        return ResourcesSeedSessionRequest.model_validate(body)
-    except ValidationError:
-        return None
-
-
-def _find_task(task_id: object) -> Task:
-    try:
-        return find_task(task_id if isinstance(task_id, str) else "")
-    except UnknownTask as error:
-        raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, str(error)) from None
 
 
 def main(server: type[GermanOrdersServer], entry: Path) -> None:

@@ -12,7 +12,8 @@ from gyms import loaded
 loaded.install()
 
 from gyms.nemo import rows  # noqa: E402
-from gyms.nemo.server import GermanOrdersConfig, GermanOrdersServer  # noqa: E402
+from gyms.nemo.models import GermanOrdersConfig  # noqa: E402
+from gyms.nemo.server import GermanOrdersServer  # noqa: E402
 
 
 def test_the_server_keeps_upstreams_session_contract():

@@ -1,4 +1,4 @@
-"""What stops a training run."""
+"""What stops a training run, or whoever makes several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +19,10 @@ class AuditError(Exception):
         self.offset = offset
         self.step = 0
         """Optimizer step that it was found in, from 1; 0 outside of training."""
+
+
+class Stopped(Exception):
+    """A stage that did not come to its end: what it left says why, and nothing after it is begun."""
 
 
 class Findings(list[AuditError]):

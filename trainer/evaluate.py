@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gyms import loaded
-from gyms.base import GymIdentity, InfrastructureError
+from gyms.base import GymIdentity
 from gyms.german.tasks import SPLIT_SHARES
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from harness.usage import ending
+from trainer.command import command_parser, require_at_least_one, run_command
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.rollout import EvaluationGym, Rollout, Sampling, play
@@ -135,41 +135,36 @@ def _opened(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymIden
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    return run_command("evaluate", lambda: _evaluate(options))
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    if options.split == "test" and not options.consume_test:
+        raise HarnessError("--split test is for the one final assessment; say --consume-test if this is it")
+    require_at_least_one("--episodes", options.episodes)
+    require_at_least_one("--threads", options.threads)
+    if options.gym_url and options.gym == "local":
+        raise HarnessError("--gym-url names a service, --gym local has none; leave one of them out")
+    torch.set_num_threads(options.threads)
+    baseline = _read(options.against) if options.against else None
+    policy = load_policy(options.policy, options.adapter)
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        if options.split == "test" and not options.consume_test:
-            raise HarnessError("--split test is for the one final assessment; say --consume-test if this is it")
-        if options.episodes < 1:
-            raise HarnessError(f"--episodes {options.episodes} must be at least 1")
-        if options.threads < 1:
-            raise HarnessError(f"--threads {options.threads} must be at least 1")
-        if options.gym_url and options.gym == "local":
-            raise HarnessError("--gym-url names a service, --gym local has none; leave one of them out")
-        torch.set_num_threads(options.threads)
-        baseline = _read(options.against) if options.against else None
-        policy = load_policy(options.policy, options.adapter)
-        with console.status("") as status:
-            result = measure(
-                policy,
-                options.gym,
-                options.split,
-                options.episodes,
-                status.update,
-                seed=options.seed,
-                gym_url=options.gym_url,
-                adapter=str(options.adapter) if options.adapter else None,
-            )
-        if options.out:
-            write_atomically(options.out, readable_json(result.model_dump(mode="json")))
-        _show(console, result)
-        if baseline:
-            _show_pairs(console, baseline, result)
-    except (HarnessError, InfrastructureError, OSError) as error:
-        print(f"evaluate: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("evaluate: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    with console.status("") as status:
+        result = measure(
+            policy,
+            options.gym,
+            options.split,
+            options.episodes,
+            status.update,
+            seed=options.seed,
+            gym_url=options.gym_url,
+            adapter=str(options.adapter) if options.adapter else None,
+        )
+    if options.out:
+        write_atomically(options.out, readable_json(result.model_dump(mode="json")))
+    _show(console, result)
+    if baseline:
+        _show_pairs(console, baseline, result)
     return 0
 
 
@@ -211,14 +206,11 @@ def measure(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate",
-        description=__doc__,
-        epilog=ending(
-            "trainer.evaluate --policy mini --split dev --episodes 256 --gym nemo",
-            {0: "evaluated", 2: "it could not be done, or the gym failed; one sentence says why", 130: "interrupted"},
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "evaluate",
+        __doc__,
+        "--policy mini --split dev --episodes 256 --gym nemo",
+        {0: "evaluated", 2: "it could not be done, or the gym failed; one sentence says why", 130: "interrupted"},
     )
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")

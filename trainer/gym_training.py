@@ -15,43 +15,35 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers import PrinterCallback, set_seed
 
 from gyms import loaded
 from gyms.base import GymIdentity, InfrastructureError
 from gyms.german_orders import GermanOrders
 from harness.device import exclusively
 from harness.errors import HarnessError
-from harness.files import readable_json, write_atomically
 from harness.manifest import MANIFEST
 from harness.stacks import find_stack
-from harness.trace import LEGEND, TRACE, read_trace
-from harness.usage import ending
-from trainer import checkpoints, legend, run_manifest
-from trainer.accelerator import describe
-from trainer.audit import Audit
+from harness.trace import TRACE, read_trace
+from trainer import checkpoints, run_manifest
+from trainer.command import command_parser, require_at_least_one, run_command, sigterm_interrupts
 from trainer.config import CONFIG, TrainingConfig, read_config, write_config
 from trainer.errors import AuditError
-from trainer.grpo import SHAPED, STRICT, GymTrainer, attach_audit, rows_per_pass
+from trainer.grpo import GymTrainer, attach_audit, rows_per_pass
 from trainer.opening import GYMS, opened_gym
 from trainer.policy import Policy, load_policy
+from trainer.progress import StepLines, StopAfter, progress_on
 from trainer.ranks import LOST, ProcessLost, Ranks, is_broken, joined, part
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TrainingRun
-from trainer.tensors import compare_tensors, load_adapter
+from trainer.run_folder import Ended, save_adapter
+from trainer.run_manifest import COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TrainingRun
 
-PROBE = "probe.json"
-"""Log-probabilities of one rollout by the trained policy, for whoever loads the adapter."""
-TIMINGS = "timings.json"
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "numpy")
 """Whose versions a continuation must share."""
 
@@ -113,53 +105,35 @@ def train(
         trainer = GymTrainer(config, policy, gym, tasks, folder / "trl")
         trainer.remove_callback(PrinterCallback)
         audit = attach_audit(trainer, config, folder / TRACE, goes_on=resume)
-        model: Any = trainer.model
         if going_on is None:
-            ranks.once(lambda: _save(model, folder / INITIAL_ADAPTER))
+            ranks.once(lambda: save_adapter(trainer.model, folder / INITIAL_ADAPTER))
         else:
             held = torch.load(checkpoints.part(going_on[0], checkpoints.AUDIT, ranks.rank), weights_only=True)
             audit.restore(read_trace(folder / TRACE), held)
         trainer.keep = lambda made: torch.save(audit.state(), checkpoints.part(made, checkpoints.AUDIT, ranks.rank))
         trainer.seal = lambda made: checkpoints.mark(made, trainer.state.global_step, here, folder / TRACE)
         started, cpu = time.monotonic(), time.process_time()
-        with _progress(console) as progress:
-            trainer.add_callback(_StepLines(audit, progress, config.steps))
+        with progress_on(console) as progress:
+            trainer.add_callback(StepLines(audit, progress, config.steps))
             if stop_after is not None:
-                trainer.add_callback(_StopAfter(stop_after))
+                trainer.add_callback(StopAfter(stop_after))
             outcome = _run(trainer, going_on[0] if going_on else None, ranks)
-        seconds = {"training_s": time.monotonic() - started, "cpu_s": time.process_time() - cpu}
+        seconds, cpu_s = time.monotonic() - started, time.process_time() - cpu
         audit.close()
         trainer.close_environments()
         if outcome == COMPLETED:
             # The first process ends the service that all of them use.
             ranks.wait()
 
-    def finish() -> TrainingRun:
-        ended = outcome
-        if ended == COMPLETED and len(audit.steps) < config.steps:
-            ended = f"stopped: as asked, after step {len(audit.steps)}"
-        if ended == COMPLETED:
-            _save(model, folder / ADAPTER)
-            write_atomically(folder / PROBE, readable_json(_probe(trainer, audit)))
-        timings = {name: round(value, 3) for name, value in seconds.items()} | trainer.sampler.counts
-        write_atomically(folder / TIMINGS, readable_json(timings))
-        told = legend.of_run(folder / TRACE, policy.tokenizer)
-        write_atomically(folder / LEGEND, readable_json(told.model_dump(mode="json")))
-        write_atomically(folder / "README.md", _card(config, ended, policy).encode())
-        run = _manifest(config, folder, ended, policy, identity, audit, trainer, seconds["training_s"])
-        run_manifest.write(run, folder)
-        return run
-
-    if outcome == COMPLETED:
-        return ranks.once(finish)
-    if ranks.is_first:
-        return finish()
-    return _manifest(config, None, outcome, policy, identity, audit, trainer, seconds["training_s"])
-
-
-def _save(model: Any, folder: Path) -> None:
-    with checkpoints.writing(folder):
-        model.save_pretrained(folder)
+    completed = outcome == COMPLETED
+    if completed and len(audit.steps) < config.steps:
+        outcome = f"stopped: as asked, after step {len(audit.steps)}"
+    stack = find_stack(config.gym)
+    deviations = (f"{config.gym}: {stack.deviation}",) if stack.deviation else ()
+    ended = Ended(config, policy, identity, trainer, audit, outcome, seconds, cpu_s, deviations)
+    if completed:
+        return ranks.once(lambda: ended.leave(folder))
+    return ended.leave(folder) if ranks.is_first else ended.manifest(None)
 
 
 def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path, checkpoints.Mark]:
@@ -218,120 +192,11 @@ def _train(trainer: GymTrainer, checkpoint: Path | None, ranks: Ranks) -> str:
     return COMPLETED
 
 
-@torch.no_grad()
-def _probe(trainer: GymTrainer, audit: Audit) -> dict[str, Any]:
-    """Return one rollout's ids and their log-probabilities by the trained policy."""
-    row = next(iter(audit.rollouts.values()))
-    ids = torch.tensor([row.prompt + row.completion], device=trainer.accelerator.device)
-    model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1).gather(1, ids[0, 1:, None])
-    return {"ids": ids[0].tolist(), "logprobs": logprobs.squeeze(1).tolist()}
-
-
-def _manifest(
-    config: TrainingConfig,
-    folder: Path | None,
-    outcome: str,
-    policy: Policy,
-    identity: GymIdentity,
-    audit: Audit,
-    trainer: GymTrainer,
-    seconds: float,
-) -> TrainingRun:
-    rows, played = list(audit.rollouts.values()), audit.generation
-    shaped = [row.rewards[SHAPED] for row in rows if row.rewards[SHAPED] is not None]
-    stack = find_stack(config.gym)
-    return TrainingRun(
-        outcome=outcome,
-        config=config,
-        policy=run_manifest.PolicyRecord(**policy.identity.to_json()),
-        gym=run_manifest.GymRecord(**identity.to_json()),
-        core=loaded.core_on_disk(),
-        consumed_tasks=played.consumed,
-        tokens=run_manifest.TokenTotals(**audit.tokens),
-        replay=run_manifest.ReplayTotals(
-            episodes=audit.generation.episodes, observations=audit.generation.observations, disagreements=0
-        ),
-        tensors=_tensor_totals(folder, audit) if folder and outcome == COMPLETED else None,
-        steps=tuple(run_manifest.step_record(step) for step in audit.steps),
-        strict_training_success=_mean([row.rewards[STRICT] or 0.0 for row in rows]),
-        mean_shaped_reward=_mean([value for value in shaped if value is not None]),
-        varied_groups=sum(step.varied_groups for step in audit.steps),
-        deviations=(*([f"{config.gym}: {stack.deviation}"] if stack.deviation else []), *policy.notes),
-        seconds=round(seconds, 3),
-        processes=audit.objective.processes,
-        device=str(describe(torch.cuda.current_device())) if trainer.accelerator.device.type == "cuda" else "cpu",
-        files=run_manifest.list_files(folder) if folder else {},
-    )
-
-
-def _tensor_totals(folder: Path, audit: Audit) -> run_manifest.TensorTotals:
-    change = compare_tensors(load_adapter(folder / INITIAL_ADAPTER), load_adapter(folder / ADAPTER))
-    with_gradient = {name for step in audit.steps for name, present in step.gradients.items() if present}
-    return run_manifest.TensorTotals(
-        trainable=len(change.changed) + len(change.unchanged),
-        changed=len(change.changed),
-        with_gradient=len(with_gradient),
-        unchanged=change.unchanged,
-        elements_changed=change.elements_changed,
-        update_ratio=change.update_ratio,
-    )
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _require_fresh(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in folder.iterdir() if path.name != CONFIG)
     if others:
         raise HarnessError(f"--out {folder} holds {others[0]}; name a folder that holds no run")
-
-
-class _StopAfter(TrainerCallback):
-    """Ends a run early, and with a checkpoint; the schedule stays that of all its steps."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        if state.global_step >= self._step:
-            control.should_save = control.should_training_stop = True
-
-
-class _StepLines(TrainerCallback):
-    """A line and a tick of the bar for every optimizer step."""
-
-    def __init__(self, audit: Audit, progress: Progress, steps: int) -> None:
-        self._audit = audit
-        self._progress = progress
-        self._bar = progress.add_task("training", total=steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        step = self._audit.steps[-1]
-        line = f"step {step.step}: strict {step.strict:.2f}, reward {step.reward or 0.0:.3f}"
-        line += f", gradient {step.gradient_norm:.3g}, gap {step.logprob_gap_max or 0.0:.1e}"
-        self._progress.console.print(line + (f", {step.nothing_to_learn}" if step.nothing_to_learn else ""))
-        self._progress.advance(self._bar)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
-def _card(config: TrainingConfig, outcome: str, policy: Policy) -> str:
-    return f"""# Adapter of a qualification run
-
-LoRA on `{policy.identity.name}` ({policy.identity.weights[:16]}), {config.steps} GRPO steps of {config.groups_per_step}
-group(s) of {config.group_size} through the {config.gym} gym, seed {config.seed}, generation {config.generation}:
-{outcome}.
-
-It shows that the training stack did what it says on a synthetic development task. It is no model to be used, its
-training success is not a held-out score, and nothing here says how the policy would do on anything else.
-`python -m trainer.replay_audit .` derives every claim of `manifest.json` again.
-"""
 
 
 # ---- the command ------------------------------------------------------------------------------------------
@@ -340,29 +205,26 @@ training success is not a held-out score, and nothing here says how the policy w
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
     options = _parser().parse_args(arguments)
+    unbegun = "interrupted before training began; nothing was written"
+    return run_command("gym_training", lambda: _command(options), interrupted=unbegun)
+
+
+def _command(options: argparse.Namespace) -> int:
     first = os.environ.get("RANK", "0") == "0"
     console = Console(highlight=False, soft_wrap=True, quiet=not first)
-    try:
-        config = _config(options)
-        if options.threads < 1:
-            raise HarnessError(f"--threads {options.threads} must be at least 1")
-        if options.stop_after is not None and options.stop_after < 1:
-            raise HarnessError(f"--stop-after {options.stop_after} must be at least 1")
-        # Sums of floats depend on how they are split over threads.
-        torch.set_num_threads(options.threads)
-        if options.dry_run:
-            _dry_run(config, options.gym_url, console)
-            return 0
-        folder = options.out or options.config.parent
-        with sigterm_interrupts():
-            run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
-        part()
-    except (HarnessError, InfrastructureError, AuditError, OSError) as error:
-        print(f"gym_training: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("gym_training: interrupted before training began; nothing was written", file=sys.stderr)
-        return 130
+    config = _config(options)
+    require_at_least_one("--threads", options.threads)
+    if options.stop_after is not None:
+        require_at_least_one("--stop-after", options.stop_after)
+    # Sums of floats depend on how they are split over threads.
+    torch.set_num_threads(options.threads)
+    if options.dry_run:
+        _dry_run(config, options.gym_url, console)
+        return 0
+    folder = options.out or options.config.parent
+    with sigterm_interrupts():
+        run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
+    part()
     if run.outcome != COMPLETED:
         print(f"gym_training: {run.outcome}", file=sys.stderr)
         return 1
@@ -374,19 +236,6 @@ def main(arguments: list[str] | None = None) -> int:
         f"{run.strict_training_success:.3f} ({run.scores_are})"
     )
     return 0
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does: what was finished is kept, and the gym's service is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _config(options: argparse.Namespace) -> TrainingConfig:
@@ -416,14 +265,11 @@ def _dry_run(config: TrainingConfig, gym_url: str | None, console: Console) -> N
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.gym_training",
-        description=__doc__,
-        epilog=ending(
-            "trainer.gym_training RUN_DIR/training.json",
-            {0: "completed", 1: "stopped by the gym or the audit; the manifest says why", 130: "interrupted"},
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "gym_training",
+        __doc__,
+        "RUN_DIR/training.json",
+        {0: "completed", 1: "stopped by the gym or the audit; the manifest says why", 130: "interrupted"},
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a training.json, see python -m trainer.prepare")
     parser.add_argument("--gym", choices=GYMS, help="instead of the one in CONFIG (default: that one)")

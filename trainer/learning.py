@@ -22,15 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gyms import loaded
-from gyms.base import InfrastructureError
 from harness import __version__
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
-from harness.usage import ending
 from trainer import replay_audit, run_manifest
+from trainer.command import command_parser, run_command
 from trainer.config import CONFIG, TrainingConfig, training_config
-from trainer.errors import AuditError
+from trainer.errors import Stopped
 from trainer.evaluate import SEED as TASK_SEED
 from trainer.evaluate import Evaluation, measure
 from trainer.gym_training import train
@@ -51,7 +50,6 @@ from trainer.learning_result import (
     SUMMARY,
     WORK,
     Protocol,
-    Stopped,
     Summary,
     compare_runs,
     due_of,
@@ -215,26 +213,21 @@ def learn(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    kept = "interrupted; finished stages are kept, the same command goes on from there"
+    return run_command("learning", lambda: _learn(options), interrupted=kept)
+
+
+def _learn(options: argparse.Namespace) -> int:
+    for name in ("out", "work"):
+        path: Path = getattr(options, name)
+        if path.exists() and not path.is_dir():
+            raise HarnessError(f"--{name} {path} is no folder")
+    if len(set(options.gyms)) != len(options.gyms):
+        raise HarnessError(f"--gyms {' '.join(options.gyms)} names a gym twice")
+    # Sums of floats depend on how they are split over threads.
+    torch.set_num_threads(1)
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        for name in ("out", "work"):
-            path: Path = getattr(options, name)
-            if path.exists() and not path.is_dir():
-                raise HarnessError(f"--{name} {path} is no folder")
-        if len(set(options.gyms)) != len(options.gyms):
-            raise HarnessError(f"--gyms {' '.join(options.gyms)} names a gym twice")
-        # Sums of floats depend on how they are split over threads.
-        torch.set_num_threads(1)
-        summary = learn(options.policy, options.gyms, options.seed, options.steps, options.out, options.work, console)
-    except Stopped as stopped:
-        print(f"learning: {stopped}", file=sys.stderr)
-        return 1
-    except (HarnessError, InfrastructureError, AuditError, OSError) as error:
-        print(f"learning: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("learning: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
-        return 130
+    summary = learn(options.policy, options.gyms, options.seed, options.steps, options.out, options.work, console)
     _show(console, summary)
     return 0 if summary.rose() else 1
 
@@ -250,18 +243,15 @@ def _show(console: Console, summary: Summary) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.learning",
-        description=__doc__,
-        epilog=ending(
-            "trainer.learning --out reports/learned --gyms nemo",
-            {
-                0: "success rose significantly through every gym",
-                1: "it did not, or a training was stopped",
-                130: "interrupted",
-            },
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "learning",
+        __doc__,
+        "--out reports/learned --gyms nemo",
+        {
+            0: "success rose significantly through every gym",
+            1: "it did not, or a training was stopped",
+            130: "interrupted",
+        },
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the result (required)")
     parser.add_argument(

@@ -166,10 +166,6 @@ class Summary(_Model):
         return all(arm.significant_rise for arm in self.arms.values())
 
 
-class Stopped(Exception):
-    """A training that did not complete."""
-
-
 class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gyms.base import InfrastructureError
 from harness.errors import HarnessError
-from harness.usage import ending
+from trainer.command import command_parser, require_at_least_one, run_command
 from trainer.config import CONFIG, GENERATIONS, POOL, TrainingConfig, training_config, write_config
 from trainer.experiment.frozen import PLAN, PROTOCOL, make_plan, require_empty, write_plan
 from trainer.opening import GYMS
@@ -32,21 +31,18 @@ EXPERIMENT_ONLY = ("arms", "dev_episodes", "test_episodes", "retention", "retent
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    return run_command("prepare", lambda: _prepare(options), interrupted="interrupted; nothing was frozen")
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    if (options.folder is None) == (options.experiment is None):
+        raise HarnessError("name one folder: RUN_DIR for a training run, or --experiment DIR")
+    _require_fitting(options)
     try:
-        if (options.folder is None) == (options.experiment is None):
-            raise HarnessError("name one folder: RUN_DIR for a training run, or --experiment DIR")
-        _require_fitting(options)
         print(_prepare_run(options) if options.folder else _prepare_experiment(options))
     except ValidationError as error:
         first = error.errors()[0]
-        print(f"prepare: --{'.'.join(map(str, first['loc']))}: {first['msg']}", file=sys.stderr)
-        return 2
-    except (HarnessError, InfrastructureError, OSError) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("prepare: interrupted; nothing was frozen", file=sys.stderr)
-        return 130
+        raise HarnessError(f"--{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return 0
 
 
@@ -83,8 +79,8 @@ def _prepare_experiment(options: argparse.Namespace) -> str:
     if steps < 2:
         raise HarnessError(f"--steps {steps} must be at least 2: a training of one has no middle to be stopped in")
     for name in ("dev_episodes", "test_episodes"):
-        if (episodes := getattr(options, name)) is not None and episodes < 1:
-            raise HarnessError(f"--{name.replace('_', '-')} {episodes} must be at least 1")
+        if (episodes := getattr(options, name)) is not None:
+            require_at_least_one(f"--{name.replace('_', '-')}", episodes)
     data = retention_folder(options.retention)
     plan = make_plan(
         options.policy,
@@ -107,11 +103,11 @@ def retention_folder(named: Path | None) -> Path | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.prepare",
-        description=__doc__,
-        epilog=ending("trainer.prepare RUN_DIR --gym openenv --checkpoint-every 4", {0: "frozen", 130: "interrupted"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "prepare",
+        __doc__,
+        "RUN_DIR --gym openenv --checkpoint-every 4",
+        {0: "frozen", 130: "interrupted"},
     )
     parser.add_argument(
         "folder", type=Path, nargs="?", metavar="RUN_DIR", help=f"folder of a training run, which gets {CONFIG}"

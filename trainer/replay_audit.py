@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.manifest import Claims
-from harness.usage import ending
+from trainer.command import command_parser, run_command
 from trainer.replay import claims as manifest_claims
 from trainer.replay import episodes, evidence, steps, tokens, weights
 from trainer.replay.evidence import Evidence, read_evidence
@@ -122,11 +122,11 @@ def _meaning(function: Callable[..., object]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Audit one run directory; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.replay_audit",
-        description=__doc__,
-        epilog=ending("trainer.replay_audit RUN_DIR", {0: "no claim is broken", 1: "one is, and is named"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "replay_audit",
+        __doc__,
+        "RUN_DIR",
+        {0: "no claim is broken", 1: "one is, and is named"},
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a training run, complete or stopped")
@@ -137,11 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the policy that was trained (default: an embedded one, or where training.json says)",
     )
     options = parser.parse_args(arguments)
-    try:
-        claims = audit(options.run, options.policy)
-    except HarnessError as error:
-        print(f"replay_audit: {error}", file=sys.stderr)
-        return 2
+    return run_command("replay_audit", lambda: _audit(options))
+
+
+def _audit(options: argparse.Namespace) -> int:
+    claims = audit(options.run, options.policy)
     print("\n".join(claims.lines))
     return 1 if claims.broken else 0
 

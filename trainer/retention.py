@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
-from harness.usage import ending
+from trainer.command import command_parser, run_command
 from trainer.policy import POLICY_HELP, Policy, load_policy
 from trainer.statistics import wilson
 from trainer.transcripts import render_ids, token_id
@@ -183,42 +183,21 @@ def _fitting(policy: Policy, ids: list[int]) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.retention",
-        description=__doc__,
-        epilog=ending("trainer.retention --policy mini --probe", {0: "measured", 130: "interrupted"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
-    parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="TSV of question and integer answer (default: a file in GYMQUAL_MGSM)"
-    )
-    parser.add_argument(
-        "--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (default: %(default)s)"
-    )
-    parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
-    )
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
+    return run_command("retention", lambda: _measure(options))
+
+
+def _measure(options: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    path = _data(options.data, options.probe, options.language)
+    # Before the policy is loaded, which takes longer.
+    read_problems(path)
+    policy = load_policy(options.policy, options.adapter)
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        torch.set_num_threads(1)
-        path = _data(options.data, options.probe, options.language)
-        # Before the policy is loaded, which takes longer.
-        read_problems(path)
-        policy = load_policy(options.policy, options.adapter)
-        with console.status("") as status:
-            result = measure(policy, path, status.update, adapter=str(options.adapter) if options.adapter else None)
-        if options.out:
-            write_atomically(options.out, readable_json(result.model_dump(mode="json")))
-    except (HarnessError, OSError) as error:
-        print(f"retention: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("retention: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    with console.status("") as status:
+        result = measure(policy, path, status.update, adapter=str(options.adapter) if options.adapter else None)
+    if options.out:
+        write_atomically(options.out, readable_json(result.model_dump(mode="json")))
     low, high = result.interval
     problems = f"{result.exact} of {result.problems}"
     console.print(
@@ -240,6 +219,23 @@ def _data(named: Path | None, probe: bool, language: str) -> Path:
     if not folder:
         raise HarnessError("no problems: name a file with --data, a folder with GYMQUAL_MGSM, or use --probe")
     return Path(folder) / f"mgsm_{language}.tsv"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("retention", __doc__, "--policy mini --probe", {0: "measured", 130: "interrupted"})
+    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="TSV of question and integer answer (default: a file in GYMQUAL_MGSM)"
+    )
+    parser.add_argument(
+        "--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (default: %(default)s)"
+    )
+    parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
+    )
+    return parser
 
 
 if __name__ == "__main__":

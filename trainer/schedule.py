@@ -25,21 +25,19 @@ from pydantic import BaseModel, RootModel
 from rich.console import Console
 from rich.table import Table
 
-from gyms.base import InfrastructureError
 from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from harness.usage import ending
 from trainer import checkpoints
-from trainer.errors import AuditError
+from trainer.command import command_parser, run_command, sigterm_interrupts
+from trainer.errors import Stopped
 from trainer.experiment import report
 from trainer.experiment.frozen import read_plan, require_unchanged
 from trainer.experiment.plan import Plan
 from trainer.experiment.protocol import digest
 from trainer.experiment.result import SUMMARY, Summary
 from trainer.experiment.stages import INEXACT, Experiment, Stage
-from trainer.gym_training import sigterm_interrupts
 from trainer.learning_card import agreement_words, words
-from trainer.learning_result import Stopped, read_result
+from trainer.learning_result import read_result
 from trainer.prepare import retention_folder
 
 LOCK = ".schedule.lock"
@@ -183,28 +181,23 @@ def check(folder: Path, console: Console) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    kept = "interrupted; what was finished is kept, the same command goes on from there"
+    return run_command("schedule", lambda: _schedule(options), interrupted=kept)
+
+
+def _schedule(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     # Trainings in processes of their own have another working directory.
-    options.folder = options.folder.resolve()
-    try:
-        if options.status:
-            show_status(options.folder, console)
-            return 0
-        if options.check:
-            return check(options.folder, console)
-        torch.set_num_threads(read_plan(options.folder).threads)
-        with sigterm_interrupts():
-            summary = run(options.folder, console, retention_folder(options.retention), options.accept_inexact_resume)
-    except Stopped as stopped:
-        print(f"schedule: {stopped}", file=sys.stderr)
-        return 1
-    except (HarnessError, InfrastructureError, AuditError, OSError) as error:
-        print(f"schedule: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("schedule: interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)
-        return 130
-    _show(console, summary, options.folder)
+    folder: Path = options.folder.resolve()
+    if options.status:
+        show_status(folder, console)
+        return 0
+    if options.check:
+        return check(folder, console)
+    torch.set_num_threads(read_plan(folder).threads)
+    with sigterm_interrupts():
+        summary = run(folder, console, retention_folder(options.retention), options.accept_inexact_resume)
+    _show(console, summary, folder)
     return 0
 
 
@@ -222,18 +215,15 @@ def _show(console: Console, summary: Summary, folder: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.schedule",
-        description=__doc__,
-        epilog=ending(
-            "trainer.schedule DIR --status",
-            {
-                0: "the report is written, or holds",
-                1: "a stage failed for what it found, or the report does not hold",
-                130: "interrupted",
-            },
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "schedule",
+        __doc__,
+        "DIR --status",
+        {
+            0: "the report is written, or holds",
+            1: "a stage failed for what it found, or the report does not hold",
+            130: "interrupted",
+        },
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="an experiment, see python -m trainer.prepare")
     asked = parser.add_mutually_exclusive_group()

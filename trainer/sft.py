@@ -33,8 +33,8 @@ from gyms.base import TaskSet
 from gyms.german_orders import GermanOrders
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
-from harness.usage import ending
 from trainer import smollm2
+from trainer.command import command_parser, require_at_least_one, run_command
 from trainer.lora_sft import LoraRecipe, tune
 from trainer.minimodel import DEEP_LAYERS, SHALLOW_LAYERS, build_model, build_tokenizer, grow
 from trainer.policy import FOLDER as POLICIES
@@ -265,12 +265,39 @@ def _template(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.sft",
-        description=__doc__,
-        epilog=ending("trainer.sft --out DIR --policy mini4", {0: "built", 130: "interrupted"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    options = _parser().parse_args(arguments)
+    return run_command("sft", lambda: _build(options))
+
+
+def _build(options: argparse.Namespace) -> int:
+    if options.out.exists():
+        raise HarnessError(f"--out {options.out} exists; name a folder that does not")
+    if not 0 <= options.seed < 10**9:
+        raise HarnessError(f"--seed {options.seed} must be from 0 to 999999999")
+    recipe = replace(RECIPES[options.policy], seed=options.seed)
+    if options.steps is not None:
+        if not isinstance(recipe, LoraRecipe):
+            raise HarnessError(f"--steps: {options.policy} is built by its own recipe; leave it out")
+        require_at_least_one("--steps", options.steps)
+        recipe = replace(recipe, steps=options.steps)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    # Sums of floats depend on how they are split over threads.
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    disable_progress_bar()
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("") as status:
+        if isinstance(recipe, LoraRecipe):
+            built = _tune(options.policy, recipe, status.update)
+        else:
+            built = build(recipe, GermanOrders(), status.update)
+    save(options.policy, recipe, *built, options.out)
+    console.print(f"{options.policy}: {options.out}, {time.process_time():.0f} CPU-s")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("sft", __doc__, "--out DIR --policy mini4", {0: "built", 130: "interrupted"})
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist (required)"
     )
@@ -282,39 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help=f"of smollm2 (default: {LoraRecipe().steps}); the others have fixed recipes",
     )
-    options = parser.parse_args(arguments)
-    try:
-        if options.out.exists():
-            raise HarnessError(f"--out {options.out} exists; name a folder that does not")
-        if not 0 <= options.seed < 10**9:
-            raise HarnessError(f"--seed {options.seed} must be from 0 to 999999999")
-        recipe = replace(RECIPES[options.policy], seed=options.seed)
-        if options.steps is not None:
-            if not isinstance(recipe, LoraRecipe):
-                raise HarnessError(f"--steps: {options.policy} is built by its own recipe; leave it out")
-            if options.steps < 1:
-                raise HarnessError(f"--steps {options.steps} must be at least 1")
-            recipe = replace(recipe, steps=options.steps)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        # Sums of floats depend on how they are split over threads.
-        torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(True)
-        disable_progress_bar()
-        console = Console(highlight=False, soft_wrap=True)
-        with console.status("") as status:
-            if isinstance(recipe, LoraRecipe):
-                built = _tune(options.policy, recipe, status.update)
-            else:
-                built = build(recipe, GermanOrders(), status.update)
-        save(options.policy, recipe, *built, options.out)
-        console.print(f"{options.policy}: {options.out}, {time.process_time():.0f} CPU-s")
-    except (HarnessError, OSError) as error:
-        print(f"sft: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("sft: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return parser
 
 
 if __name__ == "__main__":

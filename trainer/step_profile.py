@@ -25,13 +25,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 
-from gyms.base import InfrastructureError
 from gyms.german_orders import GermanOrders
 from gyms.local import LocalGym
-from harness.errors import HarnessError
 from harness.files import readable_json, write_atomically
-from harness.usage import ending
 from trainer.audit import Audit
+from trainer.command import command_parser, require_at_least_one, run_command
 from trainer.config import TrainingConfig, training_config
 from trainer.grpo import GymTrainer, attach_audit
 from trainer.opening import GYMS, opened_gym
@@ -206,33 +204,29 @@ def measured(policy: str, gym: str, steps: int, stacks: Sequence[str]) -> dict[s
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    return run_command("step_profile", lambda: _profile(options))
+
+
+def _profile(options: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    try:
-        if options.steps < 1:
-            raise HarnessError(f"--steps {options.steps} must be at least 1")
-        stacks = options.stacks.read_text().splitlines() if options.stacks else []
-        options.out.mkdir(parents=True, exist_ok=True)
-        found = measured(options.policy, options.gym, options.steps, stacks)
-        write_atomically(options.out / PROFILE, readable_json(found))
-        write_atomically(options.out / "README.md", readme(found).encode())
-    except (HarnessError, InfrastructureError, OSError) as error:
-        print(f"step_profile: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("step_profile: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    require_at_least_one("--steps", options.steps)
+    stacks = options.stacks.read_text().splitlines() if options.stacks else []
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = measured(options.policy, options.gym, options.steps, stacks)
+    write_atomically(options.out / PROFILE, readable_json(found))
+    write_atomically(options.out / "README.md", readme(found).encode())
     for subject, values in found["phases_ms"].items():
         print(f"{subject}: {sum(values.values()):.0f} ms a step")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.step_profile",
-        description=__doc__,
-        epilog=ending("trainer.step_profile --out DIR --gym openenv", {0: "written", 130: "interrupted"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "step_profile",
+        __doc__,
+        "--out DIR --gym openenv",
+        {0: "written", 130: "interrupted"},
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"folder that gets {PROFILE} (required)")
     parser.add_argument("--policy", default="mini", help=POLICY_HELP)

@@ -8,9 +8,9 @@ import torch
 
 from harness.trace import Oracle, Span
 from trainer import generation, objective, rows
-from trainer.audit import Audit
 from trainer.draws import Siblings
 from trainer.errors import AuditError
+from trainer.loss_audit import LossAudit
 from trainer.optimizer_oracle import OptimizerOracle
 from trainer.pool import Pool
 from trainer.recorder import SamplerRecorder
@@ -56,7 +56,7 @@ def the_oracle_agrees_with_all(patch: pytest.MonkeyPatch) -> None:
 
 def the_mean_is_compared(patch: pytest.MonkeyPatch) -> None:
     """Sampler and loss are compared in the mean, where single tokens vanish."""
-    patch.setattr(Audit, "_require_agreement", lambda self, row, made: None)
+    patch.setattr(LossAudit, "_require_agreement", lambda self, row, made: None)
 
 
 def the_recorder_draws_too(patch: pytest.MonkeyPatch) -> None:

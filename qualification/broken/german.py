@@ -1,4 +1,4 @@
-"""Defects of the German task core, one for each check of ``qualification/test_german_task.py``.
+"""Defects of the German task core, one for each check of ``qualification/german``.
 
 Each patches the smallest thing that a real fault would have changed, where the name is used.
 """

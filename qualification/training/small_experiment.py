@@ -11,11 +11,11 @@ from harness.errors import HarnessError
 from qualification.training.small_run import identity_here, played_here
 from trainer import schedule
 from trainer.config import TrainingConfig, training_config
+from trainer.errors import Stopped
 from trainer.experiment import frozen, resume
 from trainer.experiment.frozen import make_plan, write_plan
 from trainer.experiment.result import Summary
 from trainer.experiment.resume import Resume
-from trainer.learning_result import Stopped
 from trainer.policy import load_policy
 
 QUIET = Console(quiet=True)

@@ -19,7 +19,7 @@ from harness.checks import explain
 from harness.policy_server import start_policy
 from harness.process import Server
 from harness.run import Run
-from trainer import serve
+from trainer import policy_server, serve
 from trainer.policy import Policy
 from trainer.transcripts import render_ids, tool_schemas
 
@@ -261,8 +261,8 @@ def test_a_client_that_hangs_up_is_not_waited_for(client: httpx.Client) -> None:
 
 def test_more_requests_than_can_wait_are_turned_away(mini: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request beyond the bound of those waiting MUST be refused at once with 503, on every route that samples."""
-    monkeypatch.setattr(serve, "MAX_PENDING", 0)
-    app = serve.PolicyServer(mini, "mini").app()
+    monkeypatch.setattr(policy_server, "MAX_PENDING", 0)
+    app = policy_server.PolicyServer(mini, "mini").app()
 
     async def both() -> list[tuple[int, str]]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://policy") as inside:

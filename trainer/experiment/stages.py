@@ -18,6 +18,7 @@ from harness.manifest import MANIFEST
 from harness.trace import TRACE
 from trainer import checkpoints, replay_audit, retention, run_manifest
 from trainer.config import CONFIG, TrainingConfig, read_config
+from trainer.errors import Stopped
 from trainer.evaluate import Evaluation, measure
 from trainer.experiment import report, resume
 from trainer.experiment.files import (
@@ -35,9 +36,10 @@ from trainer.experiment.files import TEST as TEST_FILE
 from trainer.experiment.frozen import path_of
 from trainer.experiment.plan import Assessment, Plan, RetentionData
 from trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
-from trainer.gym_training import PROBE, TIMINGS, train
-from trainer.learning_result import Stopped, read_result
+from trainer.gym_training import train
+from trainer.learning_result import read_result
 from trainer.policy import Policy, load_policy, policy_folder
+from trainer.run_folder import PROBE, TIMINGS
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 

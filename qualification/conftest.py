@@ -34,7 +34,7 @@ def orders() -> GermanOrders:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a real run of a few checks that need no gym."""
     reports = tmp_path_factory.mktemp("reports")
-    ran = run_pytest("--reports", reports, "qualification/test_german_task.py", "-k", "number or floor")
+    ran = run_pytest("--reports", reports, "qualification/german/test_arithmetic.py", "-k", "number or floor")
     assert ran.returncode == 0, ran.stdout
     (folder,) = reports.iterdir()
     # A run of these checks alone attaches no file; one is added as a check would have, and sealed anew.

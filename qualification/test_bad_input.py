@@ -80,7 +80,7 @@ def test_a_folder_that_pytest_would_take_for_tests_is_refused(tmp_path: Path) ->
 def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:
     """``--reports`` that cannot be written MUST be refused before any check runs."""
     (tmp_path / "file").write_text("")
-    ran = run_pytest("--reports", tmp_path / "file" / "reports", "qualification/test_german_task.py")
+    ran = run_pytest("--reports", tmp_path / "file" / "reports", "qualification/german/test_arithmetic.py")
     _assert_refused(ran, "--reports: cannot write", "name a writable folder", code=4)
 
 

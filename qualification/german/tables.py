@@ -2,6 +2,9 @@
 
 import json
 from fractions import Fraction
+from typing import Any
+
+from hypothesis import Phase
 
 from gyms.german import tools
 from gyms.german.numbers import MAX_DIGITS
@@ -169,3 +172,12 @@ OUTCOMES = {
     "guess": "no_lookup",
     "no_calculation": "no_calculation",
 }
+
+
+# For checks whose message names the culprit already: a smaller failing draw would say no more, and cost minutes.
+UNSHRUNK = (Phase.explicit, Phase.generate)
+
+
+def differences(expected: dict[Any, Any], got: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """The rows of a table that came out otherwise, as (expected, got)."""
+    return {key: (expected.get(key), got.get(key)) for key in expected | got if expected.get(key) != got.get(key)}

@@ -2,10 +2,13 @@
 
 import csv
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gyms import loaded
+from gyms.base import GymIdentity
 from harness.run import Run
+from harness.services import GymService
 from harness.stacks import Stack
 from harness.stage import Subject, stage
 
@@ -33,3 +36,13 @@ def edit(subject: Subject, file: str) -> None:
     """Change a staged source file, running or not."""
     with (subject.python_path / file).open("a") as source:
         source.write("# changed\n")
+
+
+def edited_before_and_while_it_runs(
+    run: Run, serve: Callable[[Subject], GymService], told: Callable[[GymService], GymIdentity]
+) -> tuple[GymIdentity, GymIdentity]:
+    """Serve an edited copy, edit it again; return what the server said of itself before and after."""
+    edited = edited_subject(run, "gyms/german/tasks.py")
+    service = serve(edited)
+    edit(edited, "gyms/german/tools.py")
+    return service.identity, told(service)

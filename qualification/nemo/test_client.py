@@ -5,13 +5,12 @@ The client under test is the one that training uses; nothing of upstream is impo
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
+from typing import Any
 
 import psutil
 import pytest
@@ -23,21 +22,18 @@ from gyms.nemo.client import NemoGym
 from harness.checks import check, explain
 from harness.evidence import Evidence
 from harness.faults import Fault, FaultProxy
-from harness.files import ROOT
 from harness.run import Run
 from harness.services import GymService
+from qualification.ends import disagreements, fault_and_reset, three_ends
 from qualification.nemo.conftest import Connect, Serve
 from qualification.nemo.wire import Wire
 from qualification.scenarios import (
     HOSTILE_CALLS,
     MALFORMED_CALLS,
-    DisagreeingObservation,
-    DisagreeingVerdict,
     async_fault_of,
     fault_of,
     play,
     play_async,
-    raise_inside,
     right_answer,
     right_path,
     told,
@@ -274,11 +270,12 @@ def test_sessions_are_closed_and_faults_stick(
     evidence: Evidence,
 ) -> None:
     """Every end MUST close its sessions, a fault MUST stick until its owner resets it, a disagreeing replay is one."""
-    gym = connect()
+    gym, before = connect(), nemo.state()
     seen = {
-        **_ends(nemo, gym, service, orders),
-        **_fault_and_reset(nemo, gym),
-        **_disagreements(connect, orders),
+        "ends": three_ends(gym, orders, TASK, EXIT_WITHOUT_CLOSING, service.server.url, service.secret),
+        "opened, left open": _since(before, nemo.state()),
+        **fault_and_reset(gym, TASK, lambda session: nemo.bridge("fault", session_id=session.id)),
+        **disagreements(connect, orders, TASK),
         **_capacity_and_close(connect(small_service)),
     }
     evidence.measure(**seen)
@@ -303,35 +300,9 @@ LIFE_OF_A_GYM = {
 }
 
 
-def _ends(nemo: Wire, gym: BlockingGym, service: GymService, orders: GermanOrders) -> dict[str, object]:
-    """End sessions by success, by an exception and with the interpreter; return how, and what stayed open."""
-    before = nemo.state()
-    played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
-    raised = fault_of(lambda: raise_inside(gym, TASK))[0]
-    leaver = [sys.executable, "-c", EXIT_WITHOUT_CLOSING, service.server.url, service.secret]
-    left = subprocess.run(leaver, cwd=ROOT, timeout=60, check=False).returncode
-    after = nemo.state()
-    opened, still_open = (after[count] - before[count] for count in ("opened", "open"))
-    return {"ends": (played, raised, left), "opened, left open": (opened, still_open)}
-
-
-def _fault_and_reset(nemo: Wire, gym: BlockingGym) -> dict[str, object]:
-    """Let one session meet a service fault; return what it and another meet then, before and after the reset."""
-    faulted, healthy = gym.open(TASK), gym.open(TASK)
-    nemo.bridge("fault", session_id=faulted.id)
-    kinds = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in (faulted, healthy, healthy)]
-    gym.reset_fault()
-    return {"after a fault": kinds, "after a reset": fault_of(lambda: healthy.call("lookup", "{}").is_error)}
-
-
-def _disagreements(connect: Connect, orders: GermanOrders) -> dict[str, object]:
-    """Replay by rules other than the gym's; return the kind that follows, and the next open's."""
-    seen: dict[str, object] = {}
-    for name, tasks in (("verdict", DisagreeingVerdict()), ("observation", DisagreeingObservation())):
-        gym = connect(tasks=tasks)
-        kind = fault_of(lambda gym=gym: play(gym, TASK, orders.scripts(TASK)["oracle"]))[0]
-        seen[f"disagreeing {name}"] = (kind, fault_of(lambda gym=gym: gym.open(TASK))[0])
-    return seen
+def _since(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, ...]:
+    """Return how many sessions were opened, and how many of them are still open."""
+    return tuple(after[count] - before[count] for count in ("opened", "open"))
 
 
 def _capacity_and_close(gym: BlockingGym) -> dict[str, object]:

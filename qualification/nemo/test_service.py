@@ -27,7 +27,7 @@ from qualification.nemo import forgery
 from qualification.nemo.conftest import Serve
 from qualification.nemo.wire import NativeRollout, Wire, replayed
 from qualification.scenarios import HOSTILE_BODIES, TURNS, groups, malformed_answers, right_answer, wait_for
-from qualification.subjects import edit, edited_subject, installed_digest
+from qualification.subjects import edited_before_and_while_it_runs, installed_digest
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -42,7 +42,7 @@ def test_the_server_identifies_the_bytes_it_runs(
     """The server MUST be upstream's, MUST name the bytes it executes, and MUST name others once they changed."""
     answer = nemo.bridge("identity").json()
     identity = answer["identity"]
-    other, asked_again = _edited_before_and_while_it_runs(serve, run)
+    other, asked_again = edited_before_and_while_it_runs(run, serve, _told)
     staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "healthy": nemo.http.get("/healthz").json(),
@@ -406,12 +406,8 @@ def _mask(verdict: dict[str, Any]) -> tuple[object, ...]:
     return verdict.get("mask_sample"), verdict.get("reward"), verdict.get("failure_kind")
 
 
-def _edited_before_and_while_it_runs(serve: Serve, run: Run) -> tuple[GymIdentity, GymIdentity]:
-    """Edit a staged copy, serve it, edit it again; return what the server said of itself before and after."""
-    edited = edited_subject(run, "gyms/german/tasks.py")
-    service = serve(edited)
-    edit(edited, "gyms/german/tools.py")
-    return service.identity, read_identity(Wire(service).bridge("identity").json()["identity"])
+def _told(service: GymService) -> GymIdentity:
+    return read_identity(Wire(service).bridge("identity").json()["identity"])
 
 
 def _path(orders: GermanOrders) -> tuple[ToolCall, ...]:

@@ -2,13 +2,15 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gyms.base import ToolCall
 from harness.process import child_environment
 from harness.stacks import Stack
+from qualification.openenv.wire import outcome
 
 PLAYER = Path(__file__).with_name("sdk_player.py")
 
@@ -44,3 +46,16 @@ def sdk_client(stack: Stack, url: str, home: Path) -> Iterator[SdkClient]:
             yield SdkClient(process)
         finally:
             process.kill()
+
+
+def played_by_sdk(
+    ask: Callable[..., Any], task: str, calls: tuple[ToolCall, ...], answer: str | None, secret: str
+) -> list[Any]:
+    """Play an episode by the stock client; return what it told of every step, and of the state before and after."""
+    reset = ask("reset", task_id=task)
+    before = outcome(ask("state")["state"])
+    steps = [{"tool": call.tool, "arguments": call.arguments} for call in calls]
+    ending = {"verification": {"secret": secret, "answer": answer}}
+    told = [reset, *(ask("step", **step) for step in (*steps, ending))]
+    shown = [(t["observation"]["text"], t["observation"]["is_error"], t["reward"], t["done"]) for t in told]
+    return [*shown, before, outcome(ask("state")["state"])]

@@ -6,22 +6,18 @@ The client under test is the one that training uses; the SDK lives in the bridge
 import asyncio
 import inspect
 import json
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import psutil
 import pytest
 
 from gyms.base import Kind, Script, Verdict
-from gyms.blocking import BlockingGym
 from gyms.german_orders import GermanOrders
 from gyms.openenv.client import OpenEnvGym
 from harness.checks import check, explain
@@ -30,17 +26,17 @@ from harness.files import ROOT
 from harness.process import Server
 from harness.run import Run
 from harness.services import GymService, greet_bridge
+from qualification.ends import disagreements, fault_and_reset, three_ends
 from qualification.openenv.conftest import BridgeTo, Connect, Serve
+from qualification.openenv.endurance import RSS_GROWTH_BYTES, WARM_UP, held
+from qualification.openenv.strangers import NO_FRAMES, another_product, ends
 from qualification.openenv.wire import Wire, wired
 from qualification.scenarios import (
     HOSTILE_CALLS,
     MALFORMED_CALLS,
-    DisagreeingObservation,
-    DisagreeingVerdict,
     fault_of,
     play,
     play_async,
-    raise_inside,
     right_answer,
     right_path,
     told,
@@ -53,8 +49,6 @@ pytestmark = [pytest.mark.gym("openenv"), pytest.mark.cpu_smoke]
 
 TASK = "v1/dev/0/0"
 ROLLOUTS = 260
-WARM_UP = 20
-RSS_GROWTH_BYTES = 32 * 2**20
 
 
 @check("OPENENV-C-01", broken="the_bridge_loads_torch")
@@ -236,10 +230,10 @@ def test_260_rollouts_leave_nothing_behind(
 
     rollouts(WARM_UP)
     wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
-    before = [_held(server) for server in (bridge, wire.service.server)]
+    before = [held(server) for server in (bridge, wire.service.server)]
     outcomes = rollouts(ROLLOUTS)
     wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
-    after = [_held(server) for server in (bridge, wire.service.server)]
+    after = [held(server) for server in (bridge, wire.service.server)]
     grown = [tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in zip(before, after, strict=True)]
     expected = [orders.replay(TASK, s.calls, s.answer).verdict.outcome for s in scripts]
     right = outcomes == [expected[number % len(scripts)] for number in range(ROLLOUTS)]
@@ -340,7 +334,7 @@ def test_what_is_not_the_service_is_refused_by_name(
 ) -> None:
     """Nothing, another product or version, a wrong secret or no bridge on the port MUST be typed, without a hang."""
     other_version = edited_subject(run, "gyms/base.py")
-    with _another_product() as url:
+    with another_product() as url:
         cases: dict[str, Callable[[], object]] = {
             "nothing": lambda: connect(bridge_to(service, url="http://127.0.0.1:9")),
             "another product": lambda: connect(bridge_to(service, url=url)),
@@ -350,7 +344,7 @@ def test_what_is_not_the_service_is_refused_by_name(
             "another identity": lambda: connect(expected=replace(connect().identity(), core="0" * 64)),
         }
         seen = {name: fault_of(attempt)[0] for name, attempt in cases.items()}
-    seen |= {name: _ends(bridge, sent) for name, sent in NO_FRAMES.items()}
+    seen |= {name: ends(bridge, sent) for name, sent in NO_FRAMES.items()}
     seen["the bridge after that"] = fault_of(lambda: connect().open(TASK).call("lookup", "{}").is_error)[0]
     evidence.measure(**seen)
     expected = {
@@ -400,11 +394,12 @@ def test_sessions_are_closed_and_faults_stick(
     wire: Wire, connect: Connect, bridge: Server, orders: GermanOrders, evidence: Evidence
 ) -> None:
     """Every end MUST close its session, a fault MUST stick until its owner resets it, a disagreeing replay is one."""
-    gym = connect()
+    gym, before = connect(), wire.state()["open"]
     seen = {
-        **_session_ends(wire, gym, bridge, orders),
-        **_fault_and_reset(wire, gym),
-        **_disagreements(connect, orders),
+        "ends": three_ends(gym, orders, TASK, EXIT_WITHOUT_CLOSING, str(bridge.port), wire.service.secret),
+        "left open": wait_for(lambda: wire.state()["open"] == before, limit_s=15),
+        **fault_and_reset(gym, TASK, lambda session: wire.bridge("inject", episode_id=session.id, fail=True)),
+        **disagreements(connect, orders, TASK),
     }
     gym.close()
     seen["closed gym"] = fault_of(lambda: gym.open(TASK))[0]
@@ -442,36 +437,9 @@ gym = BlockingGym(OpenEnvGym(int(sys.argv[1]), sys.argv[2], GermanOrders(), bloc
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]
 """
 
-NO_FRAMES = {
-    "a frame without end": b"\xff\xff\xff\xff" + b"x" * 64,
-    "bytes that are no JSON": b"\x00\x00\x00\x04\x00\x01\x02\x03",
-    "half a frame": b"\x00\x00\x00\x10{",
-    "a hello of another protocol": b'\x00\x00\x00\x12{"protocol":"x/1"}',
-    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-}
-
 
 def _times(number: int) -> str:
     return json.dumps({"expression": f"3*{number}"})
-
-
-def _sockets(bridge: Server, wire: Wire) -> int:
-    """Return how many connections the bridge holds to the server."""
-    port = wire.service.server.port
-    connections = psutil.Process(bridge.pid).net_connections("tcp")
-    return sum(c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr[1] == port for c in connections)
-
-
-def _held(server: Server) -> tuple[int, int, int]:
-    """Return a process's resident bytes, and the least descriptors and threads that it is seen with for a second.
-
-    A socket that was closed at the other end stays a descriptor for a moment.
-    """
-    seen = []
-    for _ in range(20):
-        seen.append((server.descriptors(), psutil.Process(server.pid).num_threads()))
-        time.sleep(0.05)
-    return server.rss_bytes(), min(descriptors for descriptors, _ in seen), min(threads for _, threads in seen)
 
 
 async def _concurrent_calls(bridge: Server, service: GymService, orders: GermanOrders) -> list[str]:
@@ -488,57 +456,8 @@ async def _verdicts(bridge: Server, service: GymService, orders: GermanOrders, s
         return [(await play_async(gym, TASK, script)).verdict for script in scripts]
 
 
-class _another_product:  # noqa: N801 - reads as a phrase where it is used
-    """A web server that knows nothing of gyms."""
-
-    def __enter__(self) -> str:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-        Thread(target=self._server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def _ends(bridge: Server, sent: bytes) -> bool:
-    """Send bytes to the bridge and no more; return whether it ends the connection."""
-    with socket.create_connection(("127.0.0.1", bridge.port), timeout=30) as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
-        try:
-            while connection.recv(65536):
-                pass
-        except OSError as error:
-            return not isinstance(error, TimeoutError)
-        return True
-
-
-def _session_ends(wire: Wire, gym: BlockingGym, bridge: Server, orders: GermanOrders) -> dict[str, object]:
-    """End sessions by success, by an exception and with the interpreter; return how, and whether all were freed."""
-    before = wire.state()["open"]
-    played = fault_of(lambda: play(gym, TASK, orders.scripts(TASK)["oracle"]).verdict.reward)
-    raised = fault_of(lambda: raise_inside(gym, TASK))[0]
-    leaver = [sys.executable, "-c", EXIT_WITHOUT_CLOSING, str(bridge.port), wire.service.secret]
-    left = subprocess.run(leaver, cwd=ROOT, timeout=60, check=False).returncode
-    freed = wait_for(lambda: wire.state()["open"] == before, limit_s=15)
-    return {"ends": (played, raised, left), "left open": freed}
-
-
-def _fault_and_reset(wire: Wire, gym: BlockingGym) -> dict[str, object]:
-    """Let one session meet a service fault; return what it and another meet then, before and after the reset."""
-    faulted, healthy = gym.open(TASK), gym.open(TASK)
-    wire.bridge("inject", episode_id=faulted.id, fail=True)
-    kinds = [fault_of(lambda s=s: s.call("lookup", "{}"))[0] for s in (faulted, healthy, healthy)]
-    gym.reset_fault()
-    return {"after a fault": kinds, "after a reset": fault_of(lambda: healthy.call("lookup", "{}").is_error)}
-
-
-def _disagreements(connect: Connect, orders: GermanOrders) -> dict[str, object]:
-    """Replay by rules other than the gym's; return the kind that follows, and the next open's."""
-    seen: dict[str, object] = {}
-    for name, tasks in (("verdict", DisagreeingVerdict()), ("observation", DisagreeingObservation())):
-        gym = connect(tasks=tasks)
-        kind = fault_of(lambda gym=gym: play(gym, TASK, orders.scripts(TASK)["oracle"]))[0]
-        seen[f"disagreeing {name}"] = (kind, fault_of(lambda gym=gym: gym.open(TASK))[0])
-    return seen
+def _sockets(bridge: Server, wire: Wire) -> int:
+    """Return how many connections the bridge holds to the server."""
+    port = wire.service.server.port
+    connections = psutil.Process(bridge.pid).net_connections("tcp")
+    return sum(c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr[1] == port for c in connections)

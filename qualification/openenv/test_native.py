@@ -4,11 +4,7 @@ Every check speaks raw WebSocket, or upstream's stock SDK in a process of its ow
 """
 
 import json
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -27,19 +23,18 @@ from harness.files import sha256_file
 from harness.run import Run
 from harness.services import GymService
 from qualification.openenv.conftest import Serve
+from qualification.openenv.endurance import RESETS, RSS_GROWTH_BYTES, WARM_UP, growth, reset_and_play, within
 from qualification.openenv.frames import MISUSES, REFUSED, SCORED, consequences
-from qualification.openenv.sdk import sdk_client
-from qualification.openenv.wire import Socket, Wire, kind, observed, wired
+from qualification.openenv.leaving import client_process, frees_its_slot, kill
+from qualification.openenv.sdk import played_by_sdk, sdk_client
+from qualification.openenv.wire import Socket, Wire, kind, observed, outcome, transcript, wired
 from qualification.scenarios import TURNS, groups, malformed_answers, right_answer, right_path, wait_for
-from qualification.subjects import edit, edited_subject, installed_digest
+from qualification.subjects import edited_before_and_while_it_runs, installed_digest
 
 pytestmark = [pytest.mark.gym("openenv"), pytest.mark.cpu_smoke]
 
 TASK = "v1/dev/0/0"
 CANARY = "canary/dev/0/0"
-RESETS = 260
-WARM_UP = 20
-RSS_GROWTH_BYTES = 32 * 2**20
 
 
 @check("OPENENV-N-01", broken="identity_is_a_constant")
@@ -49,7 +44,7 @@ def test_the_server_identifies_the_bytes_it_runs(
     """The server MUST be upstream's without its web UI, and MUST name the bytes it executes, others once changed."""
     answer = wire.bridge("identity")
     identity, process = answer["identity"], answer["process"]
-    other, asked_again = _edited_before_and_while_it_runs(serve, run)
+    other, asked_again = edited_before_and_while_it_runs(run, serve, _told)
     staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "upstream": (identity["upstream"], identity["upstream_modified"], identity["python"]),
@@ -105,8 +100,8 @@ def test_sdk_raw_frames_and_replay_tell_the_same(
             session = wire.socket()
             begun, before = session.reset(TASK), session.state()
             steps = [begun, *session.play(script)]
-            told["frames"].append([*map(observed, steps), _outcome(before), _outcome(session.state())])
-            told["SDK"].append(_played_by_sdk(sdk.ask, script.calls, script.answer, service.secret))
+            told["frames"].append([*map(observed, steps), outcome(before), outcome(session.state())])
+            told["SDK"].append(played_by_sdk(sdk.ask, TASK, script.calls, script.answer, service.secret))
             texts = [(seen.text, seen.is_error, None, False) for seen in replay.observations]
             verdict = replay.verdict
             ended = (verdict.reward, True, verdict.outcome, len(script.calls))
@@ -264,10 +259,10 @@ def test_capacity_is_bounded_and_comes_back(
     kept = [small_wire.begin(TASK) for _ in range(2)]
     with FaultProxy(small_service.server.port) as proxy, wired(small_service, proxy.port) as through:
         freed = {
-            "clean close": _freed(small_wire, Socket.close, small_wire.begin),
-            "TCP abort": _freed(small_wire, Socket.abort, small_wire.begin),
-            "client killed": _freed(small_wire, _kill, lambda task: _client_process(small_service, task)),
-            "half open": _freed(small_wire, lambda _: setattr(proxy, "fault", Fault.STALL), through.begin),
+            "clean close": frees_its_slot(small_wire, Socket.close, small_wire.begin),
+            "TCP abort": frees_its_slot(small_wire, Socket.abort, small_wire.begin),
+            "client killed": frees_its_slot(small_wire, kill, lambda task: client_process(small_service, task)),
+            "half open": frees_its_slot(small_wire, lambda _: setattr(proxy, "fault", Fault.STALL), through.begin),
         }
     third = small_wire.begin(TASK)
     refused = kind(small_wire.socket().reset(TASK))
@@ -316,12 +311,12 @@ def test_260_sequential_resets_in_a_new_session_each(
         wrong = []
         for number in range(count):
             with wired(service) as wire:
-                wrong += _reset_and_play(wire.socket(), number, orders)
+                wrong += reset_and_play(wire.socket(), number, orders)
         return wrong
 
-    seen = _growth(service, sessions)
+    seen = growth(service, sessions)
     evidence.measure(**seen)
-    assert _within(seen), explain(
+    assert within(seen), explain(
         subject=f"{RESETS} sessions after {WARM_UP} of warm-up",
         expected=f"no wrong answer, at most {RSS_GROWTH_BYTES} bytes, no descriptor, no slot",
         got=seen,
@@ -336,11 +331,11 @@ def test_260_sequential_resets_of_one_session(service: GymService, orders: Germa
     def resets(count: int) -> list[Any]:
         with wired(service) as wire:
             session = wire.socket()
-            return [wrong for number in range(count) for wrong in _reset_and_play(session, number, orders)]
+            return [wrong for number in range(count) for wrong in reset_and_play(session, number, orders)]
 
-    seen = _growth(service, resets)
+    seen = growth(service, resets)
     evidence.measure(**seen)
-    assert _within(seen), explain(
+    assert within(seen), explain(
         subject=f"{RESETS} resets of one session after {WARM_UP} of warm-up",
         expected=f"no wrong answer, at most {RSS_GROWTH_BYTES} bytes, no descriptor, no slot",
         got=seen,
@@ -360,9 +355,9 @@ def test_episodes_repeat_over_reset_and_restart(
             Wire(other).bridge("defect", name=defect.defect)
     session = wire.socket()
     told = {
-        "reset": [_transcript(session, orders), _transcript(session, orders)],
-        "new session": [_transcript(wire.socket(), orders)],
-        "restart": [_transcript(Wire(other).socket(), orders) for other in others],
+        "reset": [transcript(session, orders), transcript(session, orders)],
+        "new session": [transcript(wire.socket(), orders)],
+        "restart": [transcript(Wire(other).socket(), orders) for other in others],
     }
     evidence.measure(pids=[service.server.pid for service in (wire.service, *others)])
     distinct = len({json.dumps(transcript) for transcripts in told.values() for transcript in transcripts})
@@ -428,64 +423,9 @@ def test_rough_ends_leave_no_traceback(
     )
 
 
-def _edited_before_and_while_it_runs(serve: Serve, run: Run) -> tuple[GymIdentity, GymIdentity]:
-    """Serve an edited copy, edit it again; return what the server said of itself before and after."""
-    edited = edited_subject(run, "gyms/german/tasks.py")
-    service = serve(edited)
-    edit(edited, "gyms/german/tools.py")
+def _told(service: GymService) -> GymIdentity:
     with wired(service) as wire:
-        return service.identity, read_identity(wire.bridge("identity")["identity"])
-
-
-def _outcome(state: dict[str, Any]) -> tuple[Any, ...]:
-    return state.get("reward"), state.get("done"), state.get("outcome"), state.get("step_count")
-
-
-def _played_by_sdk(ask: Callable[..., Any], calls: tuple[ToolCall, ...], answer: str | None, secret: str) -> list[Any]:
-    """Play an episode by the stock client; return what it told of every step, and of the state before and after."""
-    reset = ask("reset", task_id=TASK)
-    before = _outcome(ask("state")["state"])
-    steps = [{"tool": call.tool, "arguments": call.arguments} for call in calls]
-    ending = {"verification": {"secret": secret, "answer": answer}}
-    told = [reset, *(ask("step", **step) for step in (*steps, ending))]
-    shown = [(t["observation"]["text"], t["observation"]["is_error"], t["reward"], t["done"]) for t in told]
-    return [*shown, before, _outcome(ask("state")["state"])]
-
-
-def _freed(wire: Wire, leave: Callable[[Any], object], begin: Callable[[str], Any]) -> bool:
-    """Take one more slot and leave; return whether the slot came back, and had been taken."""
-    before = wire.state()["open"]
-    session = begin(TASK)
-    taken = wire.state()["open"] == before + 1
-    leave(session)
-    return taken and wait_for(lambda: wire.state()["open"] == before, limit_s=15)
-
-
-def _client_process(service: GymService, task_id: str) -> "subprocess.Popen[bytes]":
-    """Start a client that begins an episode and then waits; return it once it has begun."""
-    client = subprocess.Popen(
-        [sys.executable, "-c", WAITING_CLIENT, f"ws://127.0.0.1:{service.server.port}/ws", task_id],
-        stdout=subprocess.PIPE,
-    )
-    assert client.stdout is not None
-    client.stdout.readline()
-    return client
-
-
-def _kill(client: "subprocess.Popen[bytes]") -> None:
-    client.send_signal(signal.SIGKILL)
-    client.communicate(timeout=30)
-
-
-WAITING_CLIENT = """
-import json, sys
-from websockets.sync.client import connect
-with connect(sys.argv[1], proxy=None) as socket:
-    socket.send(json.dumps({"type": "reset", "data": {"task_id": sys.argv[2]}}))
-    print(len(socket.recv()), flush=True)
-    sys.stdin.read()
-    socket.recv()
-"""
+        return read_identity(wire.bridge("identity")["identity"])
 
 
 def _strange_posts(session_id: str, episode_id: str) -> list[tuple[str, dict[str, Any]]]:
@@ -507,60 +447,3 @@ def _refuses_mcp_socket(wire: Wire) -> bool:
             return False
     except InvalidStatus:
         return True
-
-
-def _reset_and_play(session: Socket, number: int, orders: GermanOrders) -> list[Any]:
-    """Reset to a task that no earlier reset had, look it up, end every second episode; return what was wrong."""
-    task = f"v1/dev/9/{number}"
-    begun = session.reset(task)
-    state = session.state()
-    if begun["type"] != "observation" or _outcome(state) != (None, False, None, 0) or state["task_id"] != task:
-        return [(task, begun, state)]
-    calls = right_path(orders, task)
-    seen = [observed(session.call(call))[0] for call in (calls if number % 2 else calls[:1])]
-    expected = [shown.text for shown in orders.replay(task, calls, None).observations[: len(seen)]]
-    reward = observed(session.verify(right_answer(orders, task)))[2] if number % 2 else None
-    return [] if (seen, reward) == (expected, 1.0 if number % 2 else None) else [(task, seen, reward)]
-
-
-def _growth(service: GymService, work: Callable[[int], list[Any]]) -> dict[str, Any]:
-    """Warm up, work, and return what went wrong and what has grown since the warm-up."""
-    with wired(service) as wire:
-        work(WARM_UP)
-        wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
-        before = service.server.rss_bytes(), _least_descriptors(service), wire.state()["begun"]
-        wrong = work(RESETS)
-        wait_for(lambda: wire.state()["open"] == 0, limit_s=20)
-        state = wire.state()
-        return {
-            "wrong": wrong[:3],
-            "resets": state["begun"] - before[2],
-            "rss_bytes": service.server.rss_bytes() - before[0],
-            "descriptors": _least_descriptors(service) - before[1],
-            "open": (state["open"], state["episodes"]),
-        }
-
-
-def _least_descriptors(service: GymService) -> int:
-    """Return the least that is seen for a second: a socket closed at the other end stays one for a moment."""
-    seen = []
-    for _ in range(20):
-        seen.append(service.server.descriptors())
-        time.sleep(0.05)
-    return min(seen)
-
-
-def _within(seen: dict[str, Any]) -> bool:
-    nothing_left = (seen["wrong"], seen["descriptors"], seen["open"]) == ([], 0, (0, 0))
-    return nothing_left and seen["resets"] == RESETS and seen["rss_bytes"] <= RSS_GROWTH_BYTES
-
-
-def _transcript(session: Socket, orders: GermanOrders) -> list[Any]:
-    """Return everything but ids that a few episodes show in a session, their state at the end included."""
-    told = []
-    for task in (TASK, "v1/train/43/1", "extended/dev/0/0"):
-        for script in orders.scripts(task).values():
-            told.append(session.reset(task)["data"]["observation"]["messages"])
-            told += [observed(answer) for answer in session.play(script)]
-            told.append({**session.state(), "episode_id": None})
-    return told

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from gyms.base import Script, ToolCall
+from gyms.german_orders import GermanOrders
 from harness.services import GymService
 
 ANSWER_LIMIT_S = 30.0
@@ -150,6 +151,11 @@ def observed(answer: dict[str, Any]) -> tuple[Any, ...]:
     return observation["text"], observation["is_error"], data["reward"], data["done"]
 
 
+def outcome(state: dict[str, Any]) -> tuple[Any, ...]:
+    """Return (reward, done, outcome, step count) of a state."""
+    return state.get("reward"), state.get("done"), state.get("outcome"), state.get("step_count")
+
+
 def kind(answer: dict[str, Any]) -> str:
     """Return the kind of infrastructure failure that an answer names, or upstream's code, or the answer's type."""
     data = answer.get("data", {})
@@ -157,6 +163,17 @@ def kind(answer: dict[str, Any]) -> str:
         return json.loads(data["message"])["kind"]
     except (KeyError, ValueError, TypeError):
         return data.get("code", answer["type"])
+
+
+def transcript(session: Socket, orders: GermanOrders) -> list[Any]:
+    """Return everything but ids that a few episodes show in a session, their state at the end included."""
+    told = []
+    for task in ("v1/dev/0/0", "v1/train/43/1", "extended/dev/0/0"):
+        for script in orders.scripts(task).values():
+            told.append(session.reset(task)["data"]["observation"]["messages"])
+            told += [observed(answer) for answer in session.play(script)]
+            told.append({**session.state(), "episode_id": None})
+    return told
 
 
 @contextmanager

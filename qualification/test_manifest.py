@@ -1,7 +1,9 @@
 """The manifest: whoever gets a run directory can recompute what it claims, and finds what was changed."""
 
+import itertools
 import json
 from collections.abc import Callable
+from os import mkfifo
 from pathlib import Path
 from shutil import copytree
 from xml.etree import ElementTree
@@ -46,9 +48,30 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "evidence byte": (lambda run: _flip(run / "evidence/TASK-01/values.json"), "evidence/TASK-01/values.json: changed"),
     "missing file": (lambda run: (run / "junit.xml").unlink(), "junit.xml: missing"),
     "extra file": (lambda run: (run / "evidence/more.txt").write_text("x"), "evidence/more.txt: not recorded"),
+    "a link to a file": (
+        lambda run: (run / "evidence/link").symlink_to(run / "junit.xml"),
+        "evidence/link: neither a file nor a folder",
+    ),
+    "a pipe": (lambda run: mkfifo(run / "evidence/pipe"), "evidence/pipe: neither a file nor a folder"),
     "manifest space": (
         lambda run: (run / "manifest.json").write_bytes((run / "manifest.json").read_bytes() + b" "),
         "manifest.json: bytes changed",
+    ),
+    "a lower digest": (
+        lambda run: _edit_manifest(run, lambda fields: fields.update(digest="0" * 64)),
+        "manifest.json: content changed after sealing",
+    ),
+    "a higher digest": (
+        lambda run: _edit_manifest(run, lambda fields: fields.update(digest="f" * 64)),
+        "manifest.json: content changed after sealing",
+    ),
+    "a line end less": (
+        lambda run: (run / "manifest.json").write_bytes((run / "manifest.json").read_bytes()[:-1]),
+        "manifest.json: bytes changed",
+    ),
+    "outcome that junit does not know": (
+        lambda run: _edit_manifest(run, lambda fields: fields["checks"][0].update(outcome="failed")),
+        "outcome failed is not that of junit.xml",
     ),
     "outcome": (
         lambda run: _edit_manifest(run, lambda fields: fields["checks"][0].update(outcome="failed")),
@@ -87,15 +110,51 @@ def test_a_changed_run_is_named(run_copy: Path, tampering: str) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b'{"format": "gymqual.manifest/1", "run', b"[]", b"{}"])
+def test_a_digest_is_that_of_everything_else(finished_run: Path) -> None:
+    """The digest MUST change with every field of a manifest but itself."""
+    content = manifest.read(finished_run).model_dump(mode="json")
+    sealed = manifest._digest(content)
+    without = [name for name in content if manifest._digest({**content, name: "changed"}) == sealed]
+    assert without == ["digest"], explain(
+        subject="fields that may change after sealing",
+        expected=["digest"],
+        got=without,
+        cause="a field is left out of the digest",
+    )
+
+
+def test_no_claim_is_made_of_a_report_that_is_elsewhere(run_copy: Path) -> None:
+    """Of a run whose junit.xml was written to another place, nothing MUST be said to agree with it."""
+    (run_copy / "junit.xml").unlink()
+    run = manifest.read(run_copy).model_copy(update={"files": manifest.list_files(run_copy)})
+    manifest.write(run, run_copy)
+    claims = manifest.verify(run_copy)
+    told = [line for line in claims.lines if "junit.xml" in line]
+    assert (claims.broken, told) == (0, []), explain(
+        subject="claims of a run without its junit.xml: broken ones, and those about junit.xml",
+        expected=(0, []),
+        got=(claims.broken, told),
+        cause="records are held to a report that is not there, and pass",
+    )
+
+
+HALF_WRITTEN = {
+    b"": "the whole file: Invalid JSON",
+    b'{"format": "gymqual.manifest/1", "run': "the whole file: Invalid JSON",
+    b"[]": "the whole file: Input should be",
+    b"{}": "product: Field required",
+}
+
+
+@pytest.mark.parametrize("content", HALF_WRITTEN)
 def test_a_half_written_manifest_is_refused_in_one_sentence(run_copy: Path, content: bytes) -> None:
-    """A manifest that is not whole MUST be refused by name, with the fix, and no claim called held."""
+    """A manifest that is not whole MUST be refused by name and place, with the fix, and no claim called held."""
     (run_copy / "manifest.json").write_bytes(content)
     with pytest.raises(HarnessError) as refused:
         manifest.verify(run_copy)
-    assert "manifest.json is not a whole manifest" in str(refused.value), explain(
+    assert f"manifest.json is not a whole manifest ({HALF_WRITTEN[content]}" in str(refused.value), explain(
         subject=f"manifest of {content!r}",
-        expected="manifest.json is not a whole manifest (...); restore it or run again",
+        expected=f"manifest.json is not a whole manifest ({HALF_WRITTEN[content]} ...); restore it or run again",
         got=str(refused.value),
         cause="the reader trusts what it finds",
     )
@@ -128,22 +187,23 @@ def _record(check_id: str, outcome: manifest.Outcome = "passed") -> manifest.Che
 BOTH = {"nemo": ("NEMO-S-01", "NEMO-S-02")}
 FIRST, SECOND = _record("NEMO-S-01"), _record("NEMO-S-02")
 VERDICTS = {
-    "all passed": (BOTH, [FIRST, SECOND], 0, True),
-    "one failed": (BOTH, [FIRST, _record("NEMO-S-02", "failed")], 1, False),
-    "one not testable": (BOTH, [FIRST, _record("NEMO-S-02", "not_testable")], 0, False),
-    "one not run": (BOTH, [FIRST], 0, False),
-    "another failed beside them": (BOTH, [FIRST, SECOND, _record("TASK-01", "failed")], 0, False),
-    "pytest failed": (BOTH, [FIRST, SECOND], 1, False),
-    "interrupted": (BOTH, [FIRST, SECOND], 2, False),
-    "no gym": ({}, [_record("TASK-01")], 0, False),
+    "all passed": (BOTH, [FIRST, SECOND], 0, "qualification", True),
+    "one failed": (BOTH, [FIRST, _record("NEMO-S-02", "failed")], 1, "qualification", False),
+    "one not testable": (BOTH, [FIRST, _record("NEMO-S-02", "not_testable")], 0, "qualification", False),
+    "one not run": (BOTH, [FIRST], 0, "qualification", False),
+    "another failed beside them": (BOTH, [FIRST, SECOND, _record("TASK-01", "failed")], 0, "qualification", False),
+    "pytest failed": (BOTH, [FIRST, SECOND], 1, "qualification", False),
+    "interrupted": (BOTH, [FIRST, SECOND], 2, "qualification", False),
+    "no gym": ({}, [_record("TASK-01")], 0, "qualification", False),
+    "no gym, and the checks themselves are examined": ({}, [_record("TASK-01")], 0, "broken", True),
 }
 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_verdict_needs_every_check_and_nothing_else_wrong(name: str) -> None:
     """A run MUST be qualified only if every registered check has a record, all passed, and pytest ended well."""
-    registered, records, exit_status, qualified = VERDICTS[name]
-    verdict = manifest.decide(registered, records, exit_status, "qualification")
+    registered, records, exit_status, mode, qualified = VERDICTS[name]
+    verdict = manifest.decide(registered, records, exit_status, mode)
     assert (verdict.qualified, bool(verdict.reasons)) == (qualified, not qualified), explain(
         subject=f"verdict of a run: {name}",
         expected=qualified,
@@ -162,10 +222,23 @@ GYM = manifest.GymRecord(
     core=loaded.combine([("gyms/german/tasks.py", "1" * 64)]),
     sources={"gyms/german/tasks.py": "1" * 64, "app.py": "2" * 64},
 )
+
+
+def _with_sources_of(*, lower: bool) -> manifest.GymRecord:
+    """The gym with sources whose core has a lower or a higher digest than it says; neither may pass."""
+    others = ({"gyms/german/tasks.py": f"{number:064x}"} for number in itertools.count())
+    sources = next(each for each in others if (loaded.core_digest(each) < GYM.core) == lower)
+    return GYM.model_copy(update={"sources": sources})
+
+
 SERVED_OTHERWISE = {
     "nothing": (GYM, ""),
     "another source": (GYM.model_copy(update={"sources": {"gyms/german/tasks.py": "3" * 64}}), "is not the staged one"),
     "another core": (GYM.model_copy(update={"core": "4" * 64}), "another task core"),
+    "a core of other sources, of a lower digest": (_with_sources_of(lower=True), "does not follow from its sources"),
+    "a core of other sources, of a higher digest": (_with_sources_of(lower=False), "does not follow from its sources"),
+    "a core of lower digest": (GYM.model_copy(update={"core": "0" * 64}), "another task core"),
+    "a core of higher digest": (GYM.model_copy(update={"core": "f" * 64}), "another task core"),
     "patched upstream": (GYM.model_copy(update={"upstream_modified": ("nemo_gym.judge",)}), "nemo_gym.judge"),
 }
 

@@ -77,6 +77,7 @@ def tables() -> tuple[Played, ...]:
         )  # fmt: skip
         played += [Played(task_id, oracle, text, truncated) for truncated in (False, True)]
     played += [Played(task_id, oracle, text) for text in TABLE]
+    played += [Played(task_id, oracle, str(right).ljust(length)) for length in (100, 101, 102)]
     broken = [ToolCall(*malformed) for malformed in malformed_calls(task.record_id)]
     texts = [*TABLE, *HOSTILE, *HEAVY]
     singles = [*broken, *HOSTILE_CALLS, *(call("calculator", text) for text in texts)]

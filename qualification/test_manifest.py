@@ -77,6 +77,10 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: _edit_manifest(run, lambda fields: fields["checks"][0].update(outcome="failed")),
         "manifest.json: content changed after sealing",
     ),
+    "a report that is cut off": (
+        lambda run: (run / "junit.xml").write_bytes((run / "junit.xml").read_bytes()[:-20]),
+        "junit.xml: not readable",
+    ),
     "junit outcome": (_fail_in_junit, "outcome passed is not that of junit.xml"),
     "verdict": (
         lambda run: _edit_manifest(run, lambda fields: fields["verdict"].update(qualified=True, reasons=[])),

@@ -163,6 +163,26 @@ def a_pass_less(run: Dump) -> None:
     run.records.remove(run.of("pass")[-1])
 
 
+def a_row_trained_twice(run: Dump) -> None:
+    made = run.of("pass")[-1]
+    run.records.insert(run.records.index(made), {**made})
+    run.first("step", step=made["step"])["rollouts"].append(made["rollout"])
+
+
+def a_pass_of_a_step_that_was_not_taken(run: Dump) -> None:
+    made = run.of("pass")[-1]
+    run.records.append({**made, "step": made["step"] + 1})
+
+
+def a_turn_that_ended_said_to_be_cut(run: Dump) -> None:
+    run.first("call", stop="end")["stop"] = "length"
+
+
+def a_turn_that_was_cut_said_to_have_ended(run: Dump) -> None:
+    sampled = run.first("call", stop="end")["sampled"]
+    sampled[-1] = other(sampled[-1])
+
+
 def a_steps_success(run: Dump) -> None:
     run.first("step")["strict"] += 0.125
 
@@ -299,6 +319,8 @@ OWNERS: dict[Alteration, str] = {
     a_logprob_that_is_none: "log-probabilities",
     a_logprob_above_zero: "log-probabilities", a_logprob_less: "log-probabilities", a_dropped_row: "groups",
     an_unequal_group: "groups", a_repeated_row: "records", a_normaliser: "passes", a_pass_less: "passes",
+    a_row_trained_twice: "passes", a_pass_of_a_step_that_was_not_taken: "records",
+    a_turn_that_ended_said_to_be_cut: "sampled ids", a_turn_that_was_cut_said_to_have_ended: "sampled ids",
     a_steps_success: "steps", a_learning_rate: "steps", a_reason_to_learn_nothing: "steps",
     a_gradient_norm: "gradients", an_oracle_out_of_band: "gradients", a_missing_oracle: "gradients",
     a_policy_digest: "policies", another_policy_sampled: "policies", an_adapter_byte: "policies",

@@ -27,6 +27,7 @@ from typing import Any
 from gyms import loaded
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import ATTESTATION, MANIFEST, Claims, RunManifest, read
+from harness.stacks import AS_IT_IS
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
@@ -136,7 +137,9 @@ def _configuration(run: RunManifest) -> Iterable[dict[str, Any]]:
     yield _descriptor("gyms/german", dirHash=run.core)
     for stack in run.stacks:
         interpreter = {"python": stack.version, "platform": stack.platform, "deviation": stack.deviation}
-        yield _descriptor(f"requirements/{stack.name}.lock", interpreter, sha256=stack.lock_sha256)
+        # What was not built from the lock is no file of ours: the digest is of the list of its packages.
+        name = f"packages of {stack.name}" if stack.flags == AS_IT_IS else f"requirements/{stack.name}.lock"
+        yield _descriptor(name, interpreter, sha256=stack.lock_sha256)
 
 
 def _result(run: RunManifest) -> str:

@@ -95,6 +95,10 @@ STACKS = {
 }
 
 
+AS_IT_IS = ("as it is",)
+"""Flags of an environment that was named by its owner and not built from a lock."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A built environment."""
@@ -107,6 +111,7 @@ class Stack:
     version: str
     """Full version of that interpreter."""
     lock_sha256: str
+    """Of the lock's bytes; of an environment that is used as it is, of its sorted lines ``name==version``."""
     platform: str
     flags: tuple[str, ...]
     deviation: str | None
@@ -279,7 +284,7 @@ def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
         version=_dotted(version),
         lock_sha256=hashlib.sha256("\n".join(listed).encode()).hexdigest(),
         platform=_platform(),
-        flags=("as it is",),
+        flags=AS_IT_IS,
         deviation=f"an environment of its own, not the lock's; differing: {', '.join(differing) or 'none'}",
     )
 

@@ -14,7 +14,7 @@ from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from in_toto_attestation.v1.statement import Statement
 
 from gyms import loaded
-from harness import attestation, manifest
+from harness import attestation, manifest, stacks
 from harness.checks import explain
 from harness.files import readable_json, sha256_file
 from harness.manifest import CheckRecord, GymRecord, RunManifest, StackRecord
@@ -232,6 +232,20 @@ def test_the_subjects_are_manifest_and_examined_code(finished_run: Path) -> None
         expected=expected,
         got=seen,
         cause="a defective gym would be attested to have passed, or one of two processes is left out",
+    )
+
+
+def test_an_environment_of_ones_own_is_not_called_the_lock(finished_run: Path) -> None:
+    """The configuration MUST name a stack's lock by its digest, and an environment used as it is by its packages."""
+    own = _stack("openenv").model_copy(update={"flags": stacks.AS_IT_IS, "lock_sha256": "6" * 64})
+    content = attestation.statement(_run(finished_run, stacks=(_stack("nemo"), own)), "0" * 64)["predicate"]
+    seen = [(each["name"], each["digest"]) for each in content["configuration"][-2:]]
+    expected = [("requirements/nemo.lock", {"sha256": "4" * 64}), ("packages of openenv", {"sha256": "6" * 64})]
+    assert seen == expected, explain(
+        subject="descriptors of a stack built from its lock and of one that its owner named",
+        expected=expected,
+        got=seen,
+        cause="a digest is given out for that of a file that it is not of",
     )
 
 

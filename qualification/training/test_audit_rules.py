@@ -11,9 +11,9 @@ from datasets import Dataset
 from harness.checks import explain
 from harness.trace import Episode, Objective, Oracle, Row, Span, ToolUse
 from trainer import objective, rows
-from trainer.audit import Audit
 from trainer.draws import RandomStates, Siblings
 from trainer.errors import AuditError, Findings
+from trainer.loss_audit import LossAudit
 from trainer.objective import TrainedRow
 from trainer.pool import Pool
 from trainer.recorder import Drawn
@@ -150,7 +150,7 @@ IN_THE_LOSS: dict[str, tuple[list[int], list[int], float, list[int], object]] = 
 def test_a_row_of_the_loss_is_the_one_that_was_sampled(name: str) -> None:
     """A row of the loss MUST be found by prompt, ids and advantage, with its very mask, or be refused."""
     prompt, completion, advantage, mask, due = IN_THE_LOSS[name]
-    audit = object.__new__(Audit)
+    audit = object.__new__(LossAudit)
     audit._pending, audit._uses, audit.findings = BATCH, dict.fromkeys(range(len(BATCH)), 0), Findings(True)
     inputs = {
         "prompt_ids": torch.tensor([[0, *prompt]]), "prompt_mask": torch.tensor([[0, 1, 1]]),

@@ -15,13 +15,8 @@ from harness.checks import explain
 from harness.files import ROOT
 from harness.manifest import MANIFEST
 from harness.trace import TRACE
-from qualification.broken.training_runs import (
-    OWNERS,
-    POLICY_OWNERS,
-    Alteration,
-    a_reward,
-    a_token_total,
-)
+from qualification.broken.training_policies import POLICY_OWNERS
+from qualification.broken.training_runs import OWNERS, Alteration, a_reward, a_token_total
 from qualification.training.small_run import Dump, dump, train_small
 from trainer import checkpoints, replay_audit, run_manifest
 from trainer.config import CONFIG

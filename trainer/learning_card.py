@@ -57,6 +57,7 @@ def readme(summary: Summary) -> str:
 
 
 def agreement_words(agreement: Agreement) -> str:
+    """Say how far the trainings through all gyms sampled the same, in up to two lines."""
     arms, difference = " and ".join(agreement.arms), agreement.first_difference
     counted = f"{agreement.tokens} ids in {agreement.calls} turns"
     if difference is not None:
@@ -70,5 +71,6 @@ def agreement_words(agreement: Agreement) -> str:
 
 
 def words(success: Success) -> str:
+    """Return a share of successes with its interval."""
     low, high = success.interval
     return f"{success.share:.3f} [{low:.3f}, {high:.3f}]"

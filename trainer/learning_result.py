@@ -307,6 +307,7 @@ _Content = TypeVar("_Content", bound=BaseModel)
 
 
 def read_result(path: Path, kind: type[_Content]) -> _Content:
+    """Read what a stage wrote; raises HarnessError naming the file and the first field that is wrong."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -24,15 +24,25 @@ MAX_TURNS = 4
 class EvaluationSession(Protocol):
     """What evaluation needs of a session."""
 
-    def call(self, tool: str, arguments: str) -> Observation: ...
-    def verify(self, answer: str | None, truncated: bool = False) -> Verdict: ...
-    def close(self) -> None: ...
+    def call(self, tool: str, arguments: str) -> Observation:
+        """Make one call, its arguments as the model wrote them."""
+        ...
+
+    def verify(self, answer: str | None, truncated: bool = False) -> Verdict:
+        """End the episode by an answer, None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release the session."""
+        ...
 
 
 class EvaluationGym(Protocol):
     """What evaluation needs of a gym: ``gyms.blocking.BlockingGym`` or ``gyms.local.LocalGym``."""
 
-    def open(self, task_id: str) -> EvaluationSession: ...
+    def open(self, task_id: str) -> EvaluationSession:
+        """Open a session of a task."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ class NoMcp:
         self._app = app
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Answer an MCP route, and let the application answer everything else."""
         if scope["type"] not in ("http", "websocket") or scope["path"].rstrip("/") != "/mcp":
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -290,6 +291,8 @@ class QuietEnds:
         self._app = app
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Let the application answer, to whoever is still there."""
+
         async def send_if_there(message: Message) -> None:
             # uvicorn's word for a peer that is gone. The next receive says so too, and ends the session.
             with suppress(OSError):

@@ -51,7 +51,7 @@ from gyms.served import Injected
 
 UPSTREAM = Upstream("nemo-gym", "nemo_gym", "NVIDIA-NeMo/Gym 720b5f3, equality unverified")
 
-Handler = Callable[[Request, dict[str, Any]], Response]
+Handler = Callable[[dict[str, Any]], Response]
 
 
 class GermanOrdersServer(SimpleResourcesServer):
@@ -248,7 +248,7 @@ class GermanOrdersServer(SimpleResourcesServer):
             if not secrets.compare_digest(offered.encode(), self._secret.encode()):
                 return self._observe(request, name, text)
             try:
-                answer = handler(request, json_object(text))
+                answer = handler(json_object(text))
             except InfrastructureError as refusal:
                 answer = await refuse(request, refusal)
             answer.headers[IDENTITY_HEADER] = f"{self.identity().digest} {self._nonce}/{os.getpid()}"
@@ -256,7 +256,7 @@ class GermanOrdersServer(SimpleResourcesServer):
 
         return guarded
 
-    def _bridge_identity(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_identity(self, body: dict[str, Any]) -> Response:
         process = {
             "nonce": self._nonce,
             "pid": os.getpid(),
@@ -268,10 +268,10 @@ class GermanOrdersServer(SimpleResourcesServer):
         """Return what this server is."""
         return self._identity
 
-    def _bridge_state(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_state(self, body: dict[str, Any]) -> Response:
         return JSONResponse(self._sessions.state())
 
-    def _bridge_open(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_open(self, body: dict[str, Any]) -> Response:
         if body.get("identity") != self.identity().digest:
             raise InfrastructureError(
                 Kind.IDENTITY_CHANGED, Scope.SERVICE, "this server is not the one that was agreed"
@@ -282,7 +282,7 @@ class GermanOrdersServer(SimpleResourcesServer):
         self._sessions.open(session_id, named_task(body.get("task_id")))
         return JSONResponse({})
 
-    def _bridge_call(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_call(self, body: dict[str, Any]) -> Response:
         session = self._sessions.get(body.get("session_id"))
         tool, arguments, call_id = body.get("tool"), body.get("arguments"), body.get("call_id")
         if not (isinstance(tool, str) and isinstance(arguments, str) and isinstance(call_id, str) and call_id):
@@ -290,21 +290,21 @@ class GermanOrdersServer(SimpleResourcesServer):
         observation = session.call(tool, arguments, call_id)
         return JSONResponse({"text": observation.text, "is_error": observation.is_error})
 
-    def _bridge_verify(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_verify(self, body: dict[str, Any]) -> Response:
         session = self._sessions.get(body.get("session_id"))
         answer, truncated = body.get("answer"), body.get("truncated", False)
         if not (answer is None or isinstance(answer, str)) or not isinstance(truncated, bool):
             raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "answer must be text or null, truncated a boolean")
         return JSONResponse(asdict(as_verdict(session.verify(answer, truncated))))
 
-    def _bridge_close(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_close(self, body: dict[str, Any]) -> Response:
         session_id = body.get("session_id")
         if not isinstance(session_id, str):
             raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text")
         self._sessions.close(session_id)
         return JSONResponse({})
 
-    def _bridge_fault(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_fault(self, body: dict[str, Any]) -> Response:
         self._sessions.get(body.get("session_id")).injected = Injected(fail=True)
         return JSONResponse({})
 

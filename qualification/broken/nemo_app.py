@@ -63,7 +63,7 @@ class BrokenServer(GermanOrdersServer):
     def bridge_routes(self) -> dict[str, Handler]:
         return {**super().bridge_routes(), "defect": self._switch}
 
-    def _switch(self, request: Request, body: dict[str, Any]) -> Response:
+    def _switch(self, body: dict[str, Any]) -> Response:
         self._store.defect = core.defect = body["name"]
         self._store.by_task.clear()
         # Raw rollouts leave their sessions to expiry: over many defects they would fill the server.
@@ -71,14 +71,14 @@ class BrokenServer(GermanOrdersServer):
             self._store.close(session_id)
         return JSONResponse({})
 
-    def _bridge_identity(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_identity(self, body: dict[str, Any]) -> Response:
         # identity_is_a_constant: digests shipped with a release instead of taken from what runs.
         if self._store.defect != "identity_is_a_constant":
-            return super()._bridge_identity(request, body)
+            return super()._bridge_identity(body)
         real = self._identity
         self._identity = replace(real, core="0" * 64, sources=dict.fromkeys(real.sources, "0" * 64))
         try:
-            return super()._bridge_identity(request, body)
+            return super()._bridge_identity(body)
         finally:
             self._identity = real
 
@@ -118,17 +118,17 @@ class BrokenServer(GermanOrdersServer):
             self._session(request).fault = None
         return super()._observe(request, tool, arguments)
 
-    def _bridge_open(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_open(self, body: dict[str, Any]) -> Response:
         # identity_is_not_compared: whoever asks is served.
         if self._store.defect == "identity_is_not_compared":
             body = {**body, "identity": self.identity().digest}
-        return super()._bridge_open(request, body)
+        return super()._bridge_open(body)
 
-    def _bridge_call(self, request: Request, body: dict[str, Any]) -> Response:
+    def _bridge_call(self, body: dict[str, Any]) -> Response:
         # retries_count_twice: a server that ignores call ids executes a repeated delivery again.
         if self._store.defect == "retries_count_twice":
             body = {**body, "call_id": fresh_session_id()}
-        return super()._bridge_call(request, body)
+        return super()._bridge_call(body)
 
     def _session(self, request: Request) -> ServedSession:
         # siblings_share_a_session: state of the process instead of the session.

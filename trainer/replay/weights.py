@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 import trainer
 from harness.errors import HarnessError
 from harness.files import sha256_file
-from harness.trace import Pass, Row, Step
+from harness.trace import Row, Step
 from trainer import checkpoints
 from trainer.replay.evidence import Evidence
 from trainer.replay.rounding import rounding_of
@@ -196,7 +196,7 @@ def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made
             made.apart.append(Apart(where, gap, sensitivity, allowed))
         elif not gap <= allowed:
             yield f"{where}: its log-probabilities differ by {gap:.3g} nats"
-        loss = _loss(evidence, logprobs, row, recorded) / divisor
+        loss = _loss(evidence, logprobs, row) / divisor
         if loss.requires_grad:
             loss.backward()
 
@@ -217,7 +217,7 @@ def _logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
     return -torch.nn.functional.cross_entropy(logits, ids[0, len(row.prompt) :], reduction="none")
 
 
-def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row, recorded: Pass) -> torch.Tensor:
+def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row) -> torch.Tensor:
     """Return the summed token loss of a row: clipped surrogate, and the KL term if there is one."""
     objective = evidence.header.objective
     old = logprobs.detach() if row.old_logprobs is None else logprobs.new_tensor(row.old_logprobs)

@@ -3,6 +3,7 @@
 python -m qualification.silent_bugs.page DIR     writes DIR/index.html from DIR/silent-bugs.json
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,11 +74,15 @@ def _points(values: Sequence[float], over: int = 5) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page of a folder; returns the exit code: 0 done, 2 it could not be done."""
-    (folder,) = arguments or sys.argv[1:]
-    path = Path(folder) / RESULT
+    parser = argparse.ArgumentParser(prog="python -m qualification.silent_bugs.page", description=__doc__)
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help=f"holds {RESULT}, as harness bench silent-bugs left it"
+    )
+    folder = parser.parse_args(arguments).folder
+    path = folder / RESULT
     try:
         made = SilentBugs.model_validate_json(path.read_bytes())
-        write_atomically(Path(folder) / PAGE, page(made))
+        write_atomically(folder / PAGE, page(made))
     except (HarnessError, OSError, ValidationError) as error:
         print(f"{path}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

@@ -1,5 +1,6 @@
 """The audit's rules one by one, at their bounds and in both directions, on records made by hand."""
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -418,6 +419,41 @@ def test_a_token_counts_what_the_loss_type_says(name: str) -> None:
     got = objective.row_weight(TrainedRow(row(mask), pass_rows, pass_tokens, tokens), kind)
     assert got == pytest.approx(1.0 / divisor, rel=1e-12), explain(
         subject=f"weight of a token: {name}", expected=1.0 / divisor, got=got, cause="another normaliser"
+    )
+
+
+def _scaled(rewards: Sequence[float], by: Sequence[float]) -> list[float]:
+    """Rewards less their mean, over the unbiased deviation of ``by`` and TRL's guard."""
+    mean, of = sum(rewards) / len(rewards), sum(by) / len(by)
+    spread = math.sqrt(sum((each - of) ** 2 for each in by) / (len(by) - 1))
+    return [(each - mean) / (spread + 1e-4) for each in rewards]
+
+
+ADVANTAGES: dict[str, tuple[list[float | None], list[float]]] = {
+    "group": ([1.0, 0.0, 0.5, 0.25], [*_scaled([1.0, 0.0], [1.0, 0.0]), *_scaled([0.5, 0.25], [0.5, 0.25])]),
+    "batch": (
+        [1.0, 0.0, 0.5, 0.25],
+        [*_scaled([1.0, 0.0], [1.0, 0.0, 0.5, 0.25]), *_scaled([0.5, 0.25], [1.0, 0.0, 0.5, 0.25])],
+    ),
+    "none": ([1.0, 0.0, 0.5, 0.25], [0.5, -0.5, 0.125, -0.125]),
+    "group, equal rewards": ([0.3, 0.3, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]),
+    "group, one without reward": ([1.0, None, 1.0, 0.0], [0.0, 0.0, *_scaled([1.0, 0.0], [1.0, 0.0])]),
+    "batch, one without reward": ([1.0, None, 1.0, 0.0], [0.0, 0.0, *_scaled([1.0, 0.0], [1.0, 1.0, 0.0])]),
+    "none, a group without any": ([None, None, 1.0, 0.0], [0.0, 0.0, 0.5, -0.5]),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_an_advantage_is_the_distance_to_its_groups_mean(name: str) -> None:
+    """An advantage MUST be the reward less its group's mean, over the configured deviation, 0 without reward."""
+    rewards, due = ADVANTAGES[name]
+    kind = PLAIN.model_copy(update={"scale_rewards": name.partition(",")[0]})
+    got = objective.advantages(rewards, kind)
+    assert got == pytest.approx(due, rel=1e-9, abs=1e-12), explain(
+        subject=f"advantages of two groups of two, scaled by {name}",
+        expected=due,
+        got=got,
+        cause="another mean or deviation, or a missing reward counts as one",
     )
 
 

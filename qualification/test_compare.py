@@ -8,7 +8,7 @@ from harness import manifest
 from harness.checks import explain
 from harness.compare import compare
 from harness.errors import HarnessError
-from harness.manifest import RunManifest
+from harness.manifest import GymRecord, RunManifest, StackRecord
 from qualification.commands import run_harness
 
 pytestmark = pytest.mark.self_test
@@ -58,6 +58,39 @@ def test_scores_of_different_cores_are_not_compared(finished_run: Path) -> None:
         expected="none, and the reason",
         got=(measured, result.refusal),
         cause="figures are compared without looking at what they measure",
+    )
+
+
+STACK = StackRecord(
+    name="nemo", version="3.13.14", lock_sha256="1" * 64, platform="linux-x86_64", flags=(), deviation=None
+)
+GYM = GymRecord(
+    gym="nemo", upstream="nemo-gym 0.7.0", upstream_digest="2" * 64, upstream_modified=(), stands_for="",
+    python="CPython 3.13.14", core="3" * 64, sources={"app.py": "4" * 64},
+)  # fmt: skip
+OTHERWISE = {
+    "another interpreter": ({"version": "3.13.15"}, {}, "stack nemo"),
+    "another lock": ({"lock_sha256": "5" * 64}, {}, "stack nemo"),
+    "another platform": ({"platform": "linux-aarch64"}, {}, "stack nemo"),
+    "another release": ({}, {"upstream": "nemo-gym 0.7.1"}, "gym nemo"),
+    "other bytes of it": ({}, {"upstream_digest": "6" * 64}, "gym nemo"),
+    "another source": ({}, {"sources": {"app.py": "7" * 64}}, "gym nemo"),
+    "a source more": ({}, {"sources": {"app.py": "4" * 64, "more.py": "8" * 64}}, "gym nemo"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_gym_or_environment_that_differs_is_named(finished_run: Path, name: str) -> None:
+    """What differs in a gym or its environment MUST be named, and nothing else."""
+    stack, gym, named = OTHERWISE[name]
+    run = manifest.read(finished_run).model_copy(update={"stacks": (STACK,), "gyms": (GYM,)})
+    other = {"stacks": (STACK.model_copy(update=stack),), "gyms": (GYM.model_copy(update=gym),)}
+    told = [line.partition(":")[0] for line in compare(run, run.model_copy(update=other)).lines if " -> " in line]
+    assert told == [named], explain(
+        subject=f"a run and its copy with {name}",
+        expected=[named],
+        got=told,
+        cause="a part of what a subject is stands in the manifest and is not compared",
     )
 
 

@@ -22,6 +22,8 @@ from trainer.config import CONFIG, TrainingConfig, training_config
 from trainer.policy import load_policy
 from trainer.ranks import Ranks
 
+ALONE = Ranks()
+
 
 def identity_here(name: str) -> GymIdentity:
     """Return what a gym in this process says it is."""
@@ -51,7 +53,9 @@ def played_here(gym: type[LocalGym] = LocalGym, ends_after: int | None = None, *
     """Let training runs play their tasks in this process; ``others`` are further names of ``trainer.gym_training``."""
 
     @contextmanager
-    def opened(name: str, url: str | None, tasks: TaskSet, deadline_s: float, ranks: Ranks) -> Iterator[LocalGym]:
+    def opened(
+        name: str, url: str | None, tasks: TaskSet, deadline_s: float, ranks: Ranks = ALONE
+    ) -> Iterator[LocalGym]:
         yield _identified(gym, name, tasks, ends_after)
 
     names = {"opened_gym": opened, "find_stack": lambda gym: SimpleNamespace(deviation=None), **others}

@@ -22,6 +22,13 @@ from trainer.recorder import Drawn
 pytestmark = pytest.mark.self_test
 
 
+PLAIN = Objective(
+    loss_type="dapo", scale_rewards="group", beta=0.0, epsilon_low=0.2, epsilon_high=0.2, delta=None,
+    importance_sampling_level="token", num_iterations=1, steps_per_generation=2, gradient_accumulation=2,
+    group_size=2, max_completion_tokens=10, mask_truncated=False, reward_weights={"reward": 1.0},
+)  # fmt: skip
+
+
 def outcome(rule: Callable[[], object]) -> object:
     """What a rule returns, or how it refuses: the rule's name and where."""
     try:
@@ -169,6 +176,35 @@ def test_a_row_of_the_loss_is_the_one_that_was_sampled(name: str) -> None:
         expected=due,
         got=got,
         cause="rows are told apart by less than all that tells them apart",
+    )
+
+
+USES: dict[str, tuple[list[int], int | None, object]] = {
+    "every row once": ([1, 1, 1, 1], None, None),
+    "a row left out": ([1, 1, 1, 0], None, "rows"),
+    "a row twice": ([1, 1, 1, 2], None, "rows"),
+    "every row once at the end": ([1, 1, 1, 1], 2, None),
+    "a row left out at the end": ([1, 0, 1, 1], 2, "rows"),
+    "half of a batch, and training ended": ([1, 0, 0, 1], 1, None),
+    "less than half, and training ended": ([1, 0, 0, 0], 1, "rows"),
+    "more than half, and training ended": ([1, 1, 0, 1], 1, "rows"),
+    "a row twice, and training ended": ([2, 0, 0, 0], 1, "rows"),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_every_row_of_a_batch_is_trained_once_or_training_ends_with_it(name: str) -> None:
+    """Every row MUST be trained as often as configured, and of an unfinished batch as many as its passes have."""
+    counts, steps, due = USES[name]
+    audit = object.__new__(LossAudit)
+    kind = PLAIN.model_copy(update={"gradient_accumulation": 1})
+    audit.objective, audit._uses, audit.findings = kind, dict(enumerate(counts)), Findings(True)
+    got = outcome(lambda: audit.require_all_used(steps))
+    assert got == due, explain(
+        subject=f"a batch of four rows in two passes, one an optimizer step: {name}",
+        expected=due,
+        got=got,
+        cause="uses are counted in sum, or not at all where training ends",
     )
 
 
@@ -384,12 +420,6 @@ def test_a_shuffled_pool_has_the_order_of_its_seed() -> None:
 
 
 # --- Loss and gradient -------------------------------------------------------------------------------
-
-PLAIN = Objective(
-    loss_type="dapo", scale_rewards="group", beta=0.0, epsilon_low=0.2, epsilon_high=0.2, delta=None,
-    importance_sampling_level="token", num_iterations=1, steps_per_generation=2, gradient_accumulation=2,
-    group_size=2, max_completion_tokens=10, mask_truncated=False, reward_weights={"reward": 1.0},
-)  # fmt: skip
 
 
 def row(mask: Sequence[int]) -> Row:

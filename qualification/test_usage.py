@@ -16,6 +16,7 @@ pytestmark = pytest.mark.self_test
 COMMANDS = (
     "harness",
     "qualification",
+    "qualification.mutation",
     "qualification.silent_bugs",
     *(f"trainer.{name}" for name in ("evaluate", "gym_training", "learning", "prepare", "replay_audit")),
     *(f"trainer.{name}" for name in ("retention", "schedule", "serve", "sft", "step_profile")),

@@ -188,8 +188,13 @@ def list_files(folder: Path) -> tuple[FileRecord, ...]:
     return tuple(
         FileRecord(path=name, sha256=sha256_file(file), size=file.stat().st_size)
         for name, file in sorted(paths.items())
-        if name not in UNLISTED
+        if name not in UNLISTED and not _is_page_of_training(file)
     )
+
+
+def _is_page_of_training(file: Path) -> bool:
+    """Whether a file is the page that somebody had made of a training run within a run."""
+    return file.name == PAGE and (file.parent / MANIFEST).is_file()
 
 
 def _is_plain(file: Path) -> bool:

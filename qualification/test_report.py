@@ -43,6 +43,23 @@ def test_a_page_made_again_is_the_same_bytes(run: Path) -> None:
     )
 
 
+def test_a_page_of_a_training_within_a_run_takes_nothing_from_it(run: Path) -> None:
+    """A page that somebody has made of a training within a run MUST NOT break the run's own claims."""
+    training = run / "training" / "one"
+    training.mkdir(parents=True)
+    (training / manifest.MANIFEST).write_text("{}")
+    before = manifest.list_files(run)
+    (training / PAGE).write_text("a page")
+    (run / "evidence" / PAGE).write_text("evidence of this name")
+    added = {file.path for file in manifest.list_files(run)} - {file.path for file in before}
+    assert added == {f"evidence/{PAGE}"}, explain(
+        subject="files of a run that count after a training's page, and evidence of that name, were added",
+        expected={f"evidence/{PAGE}"},
+        got=added,
+        cause="pages are told by their name alone, or not at all",
+    )
+
+
 TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a word of the page": (
         lambda run: _edit(run / PAGE, lambda page: page.replace(b"Not qualified", b"Qualified")),
@@ -50,7 +67,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no page": (lambda run: (run / PAGE).unlink(), "index.html: missing"),
     "another version's": (
-        lambda run: _edit(run / PAGE, lambda page: page.replace(b"jinja2 ", b"jinja2 0.")),
+        lambda run: _edit(run / PAGE, lambda page: page.replace(b"(page ", b"(page 0")),
         "index.html: drawn by",
     ),
     "a measured value": (

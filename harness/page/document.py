@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,19 @@ def render(template: str, **values: Any) -> bytes:
 
 
 def generator() -> str:
-    """Return what makes pages, by version: what else their bytes depend on."""
-    return ", ".join([f"gymqual {__version__}", *(f"{name} {version(name)}" for name in MADE_BY)])
+    """Return what makes pages, by version and by the digest of what draws: what else their bytes depend on."""
+    product = f"gymqual {__version__} (page {_drawn_by()[:12]})"
+    return ", ".join([product, *(f"{name} {version(name)}" for name in MADE_BY)])
+
+
+@cache
+def _drawn_by() -> str:
+    """Return one sha256 over templates, style, script and the code of pages: a version may have had several."""
+    drawn = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.*")):
+        if path.suffix != ".pyc":
+            drawn.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return drawn.hexdigest()
 
 
 def generator_of(page: bytes) -> str | None:

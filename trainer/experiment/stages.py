@@ -15,7 +15,7 @@ from harness.device import exclusively
 from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST
-from harness.trace import TRACE
+from harness.trace import LEGEND, TRACE
 from trainer import checkpoints, replay_audit, retention, run_manifest
 from trainer.config import CONFIG, TrainingConfig, read_config
 from trainer.errors import Stopped
@@ -43,7 +43,19 @@ from trainer.run_folder import PROBE, TIMINGS
 from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
 from trainer.tensors import ADAPTER as TENSORS
 
-OF_A_RUN = {CONFIG, TRACE, MANIFEST, ADAPTER, INITIAL_ADAPTER, PROBE, TIMINGS, checkpoints.FOLDER, "README.md", "trl"}
+OF_A_RUN = {
+    CONFIG,
+    TRACE,
+    LEGEND,
+    MANIFEST,
+    ADAPTER,
+    INITIAL_ADAPTER,
+    PROBE,
+    TIMINGS,
+    checkpoints.FOLDER,
+    "README.md",
+    "trl",
+}
 """What a training leaves."""
 INEXACT = "--accept-inexact-resume"
 

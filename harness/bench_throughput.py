@@ -73,7 +73,7 @@ class Side:
 def bench_throughput(say: Say, out: Path) -> list[Figure]:
     """Measure both gyms and write measurements, table and plot to ``out``; raises HarnessError."""
     # It takes half a second to load, which no other command needs.
-    from harness import throughput_drawing
+    from harness import report, throughput_drawing
 
     busy = os.getloadavg()[0]
     levels, versions = [], {"load generator": f"CPython {platform.python_version()}"}
@@ -87,6 +87,7 @@ def bench_throughput(say: Say, out: Path) -> list[Figure]:
     measured = Throughput(machine=_machine(), load=round(busy, 1), versions=versions, levels=tuple(levels))
     write_atomically(out / RESULT, readable_json(measured.model_dump(mode="json")))
     throughput_drawing.write(measured, out)
+    report.write(out)
     return figures(measured)
 
 

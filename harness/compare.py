@@ -93,7 +93,11 @@ def _facts(run: RunManifest) -> dict[str, Any]:
         "machine": f"{run.machine.platform}, {run.machine.cpus} CPUs, {run.machine.python}",
         "task core": run.core,
         **{f"stack {stack.name}": _stack(stack) for stack in run.stacks},
-        **{f"gym {gym.gym}": _gym(gym) for gym in run.gyms},
+        # Several, where a gym is more than one process.
+        **{
+            f"gym {name}": sorted(_gym(gym) for gym in run.gyms if gym.gym == name)
+            for name in {g.gym for g in run.gyms}
+        },
         "deviations": "; ".join(run.deviations) or "none",
         "verdict": "qualified" if run.verdict.qualified else "; ".join(run.verdict.reasons),
     }

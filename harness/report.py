@@ -35,6 +35,16 @@ def write(folder: Path) -> Path:
 
 def render(folder: Path) -> bytes:
     """Return the page of a directory; raises HarnessError for one that no page can be made of."""
+    try:
+        return _render(folder)
+    except HarnessError:
+        raise
+    except Exception as error:
+        # Evidence may be anybody's: of whatever is no page to be made, one sentence.
+        raise HarnessError(f"{folder}: no page can be drawn of it ({_told(error)})") from error
+
+
+def _render(folder: Path) -> bytes:
     if training.is_run(folder):
         return training_page.page(folder)
     if (folder / MANIFEST).is_file():
@@ -50,29 +60,40 @@ def render(folder: Path) -> bytes:
 
 
 def verify(folder: Path, claims: Claims) -> None:
-    """Add the claim that a run's page is what its manifest and evidence give, drawn again here."""
-    claims.add(f"{PAGE} is what the evidence gives, drawn again", _faults(folder))
+    """Add the claim that a run's page is what its manifest and evidence give, drawn again here.
+
+    So is the page of every training in it that somebody has made one of.
+    """
+    made = [each for each in training_page.folders_in(folder) if (each / PAGE).exists()]
+    faults = [fault for each in (folder, *made) for fault in _faults(each, folder)]
+    also = f", and so are those of {len(made)} trainings in it" if made else ""
+    claims.add(f"{PAGE} is what the evidence gives, drawn again{also}", faults)
 
 
-def _faults(folder: Path) -> Iterator[str]:
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def _faults(folder: Path, run: Path) -> Iterator[str]:
     path = folder / PAGE
+    name = path.relative_to(run).as_posix()
     if path.is_symlink() or not path.is_file():
-        yield f"{PAGE}: missing; python -m harness report {folder} makes it"
+        yield f"{name}: missing; python -m harness report {folder} makes it"
         return
     found = path.read_bytes()
     try:
         due = render(folder)
-    except Exception as error:
+    except HarnessError as error:
         # Evidence that was tampered with may break any assumption: that is a finding, not a crash.
-        yield f"{PAGE}: cannot be drawn again ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        yield f"{name}: cannot be drawn again ({_told(error)})"
         return
     if found == due:
         return
     made_by = document.generator_of(found)
     if made_by not in (None, document.generator()):
-        yield f"{PAGE}: drawn by {made_by}, this is {document.generator()}; harness report {folder} draws it anew"
+        yield f"{name}: drawn by {made_by}, this is {document.generator()}; harness report {folder} draws it anew"
     else:
-        yield f"{PAGE}: changed, or of other evidence"
+        yield f"{name}: changed, or of other evidence"
 
 
 def _write_in_process(module: str, folder: Path) -> None:
@@ -126,7 +147,7 @@ def _table(run: RunManifest) -> Iterator[str]:
 
 def _trainings(folder: Path) -> Callable[[RunManifest], Iterator[str]]:
     def lines(_run: RunManifest) -> Iterator[str]:
-        done = [each for each in training_page.found_in(folder) if each.completed]
+        done = [each for each in training_page.found_in(folder)[0] if each.completed]
         if done:
             yield ""
             yield "| training | gym | tensors changed | tokens trained | strict training success (not held-out) |"
@@ -151,4 +172,5 @@ def _notes(run: RunManifest) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Return a text that Markdown takes for nothing but text."""
     shown = document.visible(text.replace("\n", " "))
-    return "".join(f"\\{character}" if character in r"\`*_{}[]<>#|!" else character for character in shown)
+    # A colon, a full stop and an at sign make links of addresses, and call people.
+    return "".join(f"\\{character}" if character in r"\`*_{}[]<>#|!:.@" else character for character in shown)

@@ -220,13 +220,18 @@ Record = Annotated[Header | Call | Episode | Row | Pass | Step, Field(discrimina
 _ANY: TypeAdapter[Record] = TypeAdapter(Record)
 
 
+PartOfCharacter = Annotated[
+    dict[Literal["hex"], Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]], Field(min_length=1)
+]
+
+
 class Legend(BaseModel):
     """What the ids of a trace say to people: a file beside it, by which nothing is trained or judged."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     format: Literal["gymqual.legend/1"] = "gymqual.legend/1"
-    tokens: dict[int, str | dict[str, str]]
+    tokens: dict[int, str | PartOfCharacter]
     """Text of every token id; ``{"hex": ...}`` where its bytes are a part of a character."""
     families: dict[str, str]
     """Question family of every task, by its id."""

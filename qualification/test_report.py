@@ -76,7 +76,11 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a training that is none": (
         lambda run: _spoiled_training(run / "training"),
-        "index.html: cannot be drawn again",
+        "index.html: changed, or of other evidence",
+    ),
+    "a training's page": (
+        lambda run: _forged_page_of_training(run / "training"),
+        "training/index.html: cannot be drawn again",
     ),
 }
 """What is done to a run, and what ``verify`` must say of its page."""
@@ -86,6 +90,11 @@ def _spoiled_training(folder: Path) -> None:
     folder.mkdir()
     (folder / "trace.jsonl").write_text("{}\n")
     (folder / manifest.MANIFEST).write_text('{"format": "gymqual.training-run/1"}')
+
+
+def _forged_page_of_training(folder: Path) -> None:
+    _spoiled_training(folder)
+    (folder / PAGE).write_text("Training: completed")
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
@@ -136,12 +145,12 @@ def test_the_verdict_stands_first_and_says_why(run: Path, case: str) -> None:
 
 def test_a_summary_takes_no_markup_from_a_message(run: Path) -> None:
     """A message MUST be text in the job's summary: no link, image, table cell or element."""
-    hostile = "![x](http://evil) | <b>bold</b>\n# head"
+    hostile = "![x](http://evil.example) | <b>bold</b>\n# head"
     pages.change_checks(run, lambda record, n: record.update(outcome="failed", message=hostile))
     pages.seal(run)
     lines = run_harness("report", run, "--summary").stdout.splitlines()
     told = [line for line in lines if "evil" in line]
-    due = r"- TASK-01 failed: \!\[x\](http://evil) \| \<b\>bold\</b\>"
+    due = r"- TASK-01 failed: \!\[x\](http\://evil\.example) \| \<b\>bold\</b\>"
     assert due in told, explain(
         subject="a hostile message in the summary", expected=due, got=told, cause="a message is written as Markdown"
     )
@@ -195,10 +204,13 @@ def test_two_runs_are_compared_as_a_page(run: Path, finished_run: Path, tmp_path
     file = tmp_path / "compared.html"
     compared = run_harness("compare", finished_run, run, "--html", file)
     refused = run_harness("compare", finished_run, run, "--html", "/proc/none/compared.html")
-    seen = (compared.returncode, "Outcomes differ" in file.read_text(), refused.returncode, refused.stderr.count("\n"))
-    assert seen == (1, True, 2, 1), explain(
-        subject="exit code, heading; exit code and lines where nothing can be written",
-        expected=(1, True, 2, 1),
+    told = [line.split(": ")[0] for line in compared.stdout.splitlines() if " -> " in line]
+    missing = [name for name in told if f'<th scope="row">{name}</th>' not in file.read_text()]
+    seen = (compared.returncode, "Outcomes differ" in file.read_text(), bool(told), missing)
+    seen += (refused.returncode, refused.stderr.count("\n"))
+    assert seen == (1, True, True, [], 2, 1), explain(
+        subject="exit code, heading, differences that the page lacks; exit code and lines where nothing can be written",
+        expected=(1, True, True, [], 2, 1),
         got=(seen, refused.stderr),
         cause="the page says something else than the text",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gyms.german_orders import GermanOrders
-from harness.trace import Call, Episode, Legend, Record, Row, read_trace
+from harness.trace import Call, Episode, Legend, PartOfCharacter, Record, Row, read_trace
 
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 """How byte-level vocabularies write bytes."""
@@ -43,7 +43,7 @@ def of_records(records: Iterable[Record], tokenizer: Any) -> Legend:
     )
 
 
-def _text(tokenizer: Any, token: int) -> str | dict[str, str]:
+def _text(tokenizer: Any, token: int) -> str | PartOfCharacter:
     """Return what an id stands for: its text, or its bytes where they are a part of a character."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     entry = str(tokenizer.convert_ids_to_tokens(token))

@@ -40,12 +40,20 @@ def read_pair(left: Path, right: Path) -> Pair:
 
 
 def _trainings(left: Training, right: Training, names: tuple[str, str]) -> Pair:
+    facts = differences(_facts(left), _facts(right))
+    trained = Section("What was trained", facts, "configuration, gym, policy and core: the same")
+    if left.run.core != right.run.core:
+        refusal = (
+            f"the runs carry different task cores ({left.run.core[:16]}, {right.run.core[:16]}): their figures and "
+            "traces are of different tasks and are not compared"
+        )
+        return Pair(names, Comparison([trained], same_outcomes=False, refusal=refusal))
     told = agreement(left, right)
     same = f"trace: the same in all {told['calls']} turns, {told['tokens']} sampled ids"
     parting = differences({"trace": ""}, {"trace": told["parting"]})
-    facts, figures = differences(_facts(left), _facts(right)), differences(_figures(left), _figures(right))
+    figures = differences(_figures(left), _figures(right))
     sections = [
-        Section("What was trained", facts, "configuration, gym, policy and core: the same"),
+        trained,
         Section("What came of it", figures, "outcome and totals: the same"),
         Section("Trace", parting, same),
     ]

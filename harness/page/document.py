@@ -8,6 +8,7 @@ that even a text that slipped through could not run.
 import base64
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from functools import cache
@@ -45,14 +46,17 @@ def render(template: str, **values: Any) -> bytes:
 def generator() -> str:
     """Return what makes pages, by version and by the digest of what draws: what else their bytes depend on."""
     product = f"gymqual {__version__} (page {_drawn_by()[:12]})"
-    return ", ".join([product, *(f"{name} {version(name)}" for name in MADE_BY)])
+    libraries = [f"{name} {version(name)}" for name in MADE_BY]
+    return ", ".join([product, *libraries, f"Unicode {unicodedata.unidata_version}"])
 
 
 @cache
 def _drawn_by() -> str:
     """Return one sha256 over templates, style, script and the code of pages: a version may have had several."""
     drawn = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.*")):
+    folder = Path(__file__).parent
+    beside = [folder.parent / f"{name}.py" for name in ("divergence", "manifest", "summary", "trace")]
+    for path in [*beside, *sorted(folder.rglob("*.*"))]:
         if path.suffix != ".pyc":
             drawn.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return drawn.hexdigest()
@@ -87,8 +91,21 @@ def _environment() -> Environment:
 
 
 def data(value: Any) -> Markup:
-    """Return JSON for a script element: no text in it can end the element."""
-    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).translate(_UNSAFE))
+    """Return JSON for a script element: no text in it can end the element. What is no number there is written out."""
+    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.translate(_UNSAFE))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {name: _finite(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
 
 
 def href(path: str) -> str:

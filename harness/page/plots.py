@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup, escape
@@ -14,6 +15,13 @@ from matplotlib.ticker import MaxNLocator
 INK, FAINT, FIRST, SECOND = "#010203", "#020304", "#030405", "#040506"
 """Stand for colours of the page's style: what is drawn in them is written with its variables."""
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
+_SETTINGS: dict[Any, Any] = {
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if "backend" not in name},
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gymqual",
+    "font.size": 8,
+}
+"""Whatever a user has set for plots elsewhere: those of a page are the same everywhere."""
 SIZE = (3.3, 2.0)
 """Inches."""
 
@@ -43,7 +51,7 @@ class Panel:
 
 def draw(panel: Panel, name: str) -> Markup:
     """Return a panel as an SVG element whose ids begin with ``name``."""
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gymqual", "font.size": 8}):
+    with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=panel.size, layout="constrained")
         figure.patch.set_visible(False)
         axes = figure.add_subplot()
@@ -71,12 +79,13 @@ def _lines(axes: Axes, panel: Panel) -> None:
             low, high = zip(*line.interval, strict=True)
             axes.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
     if len(panel.lines) > 1:
-        axes.legend(frameon=False, labelcolor=INK, fontsize=7.5, loc="lower right")
+        for text in axes.legend(frameon=False, labelcolor=INK, fontsize=7.5, loc="lower right").get_texts():
+            text.set_parse_math(False)
 
 
 def _dress(axes: Axes, panel: Panel) -> None:
     axes.patch.set_visible(False)
-    axes.set_title(panel.title, color=INK, fontsize=8.5, loc="left")
+    axes.set_title(panel.title, color=INK, fontsize=8.5, loc="left", parse_math=False)
     axes.grid(color=FAINT, alpha=0.3, linewidth=0.6)
     axes.tick_params(colors=INK, labelsize=7)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,6 +1,7 @@
 """The page of a qualification run: the verdict and why, the subject, every check, and every training in it."""
 
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ WORDS = {"passed": "passed", "failed": "failed", "not_testable": "not testable"}
 def page(folder: Path) -> bytes:
     """Return the page of a run, from its manifest and evidence alone; raises HarnessError."""
     run = manifest.read(folder)
-    trainings = sorted(training.found_in(folder), key=lambda each: not each.completed)
+    found, unreadable = training.found_in(folder)
+    trainings = sorted(found, key=lambda each: not each.completed)
     viewed, left_out, count = [], [], 0
     for each in trainings:
-        count += len(each.seen.episodes.keys() | each.seen.rows.keys())
-        (viewed if count <= MOST_ROLLOUTS else left_out).append(each)
+        rollouts = len(each.seen.episodes.keys() | each.seen.rows.keys())
+        if count + rollouts > MOST_ROLLOUTS:
+            left_out.append(each)
+        else:
+            viewed.append(each)
+            count += rollouts
     word = verdict_word(run)
     return document.render(
         "qualification.html.j2",
@@ -35,6 +41,7 @@ def page(folder: Path) -> bytes:
         seconds=_seconds(run),
         totals=totals(run),
         matrix=matrix(run),
+        unreadable=unreadable,
         trainings=[training.shown(each, number) for number, each in enumerate(trainings)],
         agreements=list(agreements(trainings)),
         left_out=[each.name for each in left_out],
@@ -56,9 +63,17 @@ def verdict_word(run: RunManifest) -> str:
 
 
 def reasons(run: RunManifest) -> list[dict[str, Any]]:
-    """Return why a run is not qualified, each with the message of the check that it is about."""
-    told = {f"{record.id} {record.outcome.replace('_', ' ')}": record for record in run.checks}
-    return [{"text": reason, "record": told.get(reason)} for reason in run.verdict.reasons]
+    """Return why a run is not qualified, each with the record that it is about, and that one's case."""
+    # As they were decided: those of records first, in the order of the records.
+    records = [record for record in run.checks if record.outcome != "passed"]
+    told = [
+        {"text": reason, "record": record if record and reason.startswith(f"{record.id} ") else None}
+        for reason, record in zip_longest(run.verdict.reasons, records[: len(run.verdict.reasons)])
+    ]
+    for each in told:
+        if each["record"]:
+            each["text"] = each["text"].replace(each["record"].id, each["record"].case, 1)
+    return told
 
 
 def totals(run: RunManifest) -> dict[str, int]:
@@ -89,6 +104,7 @@ def matrix(run: RunManifest) -> dict[str, Any]:
                 "id": check[0],
                 "must": check[1],
                 "cells": list(zip(cells, missing, strict=True)),
+                "gyms": [gym or "-" for gym, cell, gone in zip(gyms, cells, missing, strict=True) if cell or gone],
                 "records": records,
                 "outcome": min((record.outcome for record in records), key=_WORST.index, default="missing"),
                 "defects": any(record.defect for record in records),

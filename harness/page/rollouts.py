@@ -1,15 +1,17 @@
 """What the rollout viewer shows: every turn of every rollout, its ids told apart by where they came from."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.trace import TRACE, Call, Episode, Legend, Pass, Row, Step, ToolUse, read_legend, read_trace
+from harness.trace import TRACE, Call, Episode, Header, Legend, Pass, Row, Step, read_legend, read_trace
 
-PROMPT, TRAINED, UNTRAINED, OBSERVATION, FRAMING, EXTERNAL = range(6)
-"""Kinds of a segment, as the viewer knows them: ``EXTERNAL`` is observation or framing, not told apart."""
+PROMPT, TRAINED, UNTRAINED, OBSERVATION, FRAMING, EXTERNAL, LEAKED = range(7)
+"""Kinds of an id, as the viewer knows them. ``EXTERNAL`` is observation or framing, not told apart; ``LEAKED`` is one
+of them that the loss is taken on."""
 DIGITS = 4
 """Of a log-probability, after the point."""
 
@@ -25,14 +27,15 @@ class Seen:
     """The first pass of each rollout."""
     steps: list[Step] = field(default_factory=list)
     legend: Legend | None = None
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weight of each reward column in training; 0 of those that are only reported."""
 
-    @property
-    def step_of(self) -> dict[int, int]:
-        """The first optimizer step that each rollout was trained in."""
-        found: dict[int, int] = {}
+    def steps_of(self) -> dict[int, list[int]]:
+        """Return the optimizer steps that each rollout was trained in: several, where a batch is gone through again."""
+        found: dict[int, list[int]] = {}
         for step in self.steps:
             for rollout in step.rollouts:
-                found.setdefault(rollout, step.step)
+                found.setdefault(rollout, []).append(step.step)
         return found
 
 
@@ -51,8 +54,8 @@ def read(folder: Path) -> Seen:
                 seen.passes.setdefault(record.rollout, record)
             case Step():
                 seen.steps.append(record)
-            case _:
-                pass
+            case Header():
+                seen.weights = record.objective.reward_weights
     return seen
 
 
@@ -67,26 +70,30 @@ def tokens(seen: Seen) -> dict[str, str]:
 
 def rollouts(seen: Seen) -> list[dict[str, Any]]:
     """Return every rollout as plain data for the viewer, in order."""
-    steps = seen.step_of
+    steps = seen.steps_of()
     numbers = sorted(seen.calls.keys() | seen.episodes.keys() | seen.rows.keys())
-    return [_rollout(number, seen, steps.get(number)) for number in numbers]
+    return [_rollout(number, seen, steps.get(number, [])) for number in numbers]
 
 
-def _rollout(number: int, seen: Seen, step: int | None) -> dict[str, Any]:
+def leaked(made: list[dict[str, Any]]) -> int:
+    """Return how many ids that no model sampled the loss is taken on, of the viewer's rollouts."""
+    segments = (segment for rollout in made for segment in rollout["segments"])
+    return sum(end - start for kind, start, end, *_ in segments if kind == LEAKED)
+
+
+def _rollout(number: int, seen: Seen, steps: list[int]) -> dict[str, Any]:
     episode, row, calls = seen.episodes.get(number), seen.rows.get(number), seen.calls.get(number, [])
-    ids, segments = _of_row(row) if row else _of_calls(calls)
-    if episode:
-        segments = list(_told_apart(ids, segments, episode, seen.legend))
+    ids, kinds = _of_row(row) if row else _of_calls(calls)
+    if seen.legend is not None and episode is not None:
+        _tell_apart(ids, kinds, [use.text for use in episode.calls], seen.legend)
     made: dict[str, Any] = {
         "number": number,
-        "step": step,
+        "steps": steps,
         "group": row.group if row else calls[0].group if calls else None,
         "ids": ids,
-        "segments": segments,
-        "sampled": [round(value, DIGITS) for call in calls for value in call.logprobs],
-        "loss": _of_loss(row, seen.passes.get(number)),
+        "segments": _segments(kinds, _drawn(ids, calls), _of_loss(row, seen.passes.get(number))),
         "advantage": row.advantage if row else None,
-        "rewards": row.rewards if row else {},
+        "rewards": [[name, value, seen.weights.get(name)] for name, value in row.rewards.items()] if row else [],
         "cut": row.cut if row else 0,
         "state": _state(episode),
     }
@@ -106,77 +113,111 @@ def _rollout(number: int, seen: Seen, step: int | None) -> dict[str, Any]:
 
 
 def _state(episode: Episode | None) -> str:
-    if episode is None or episode.reward is None:
+    if episode is None:
+        return "no episode"
+    if episode.reward is None:
         return "no reward"
     return "success" if episode.strict else "failed"
 
 
-def _of_loss(row: Row | None, forward: Pass | None) -> list[float] | None:
-    """Return the loss's own log-probability of every trained id."""
-    if row is None or forward is None:
-        return None
-    return [round(value, DIGITS) for value, kept in zip(forward.logprobs, row.mask, strict=False) if kept]
+# ---- ids by where they came from ---------------------------------------------------------------------
 
 
-Segment = list[int]
-"""Kind, start, end (exclusive) among the ids."""
-
-
-def _of_row(row: Row) -> tuple[list[int], list[Segment]]:
-    before = len(row.prompt)
-    segments = [[PROMPT, 0, before]]
+def _of_row(row: Row) -> tuple[list[int], list[int]]:
+    """Return a row's ids, and the kind of each: by its span, and by whether the loss is taken on it."""
+    kinds = [LEAKED if kept else EXTERNAL for kept in row.mask] + [EXTERNAL] * (len(row.completion) - len(row.mask))
     for span in row.spans:
-        kind = EXTERNAL
         if span.source == "sampled":
-            kind = TRAINED if all(row.mask[span.start : span.end]) else UNTRAINED
-        segments.append([kind, before + span.start, before + span.end])
-    return row.prompt + row.completion, segments
+            kinds[span.start : span.end] = [TRAINED if kept else UNTRAINED for kept in row.mask[span.start : span.end]]
+    return row.prompt + row.completion, [PROMPT] * len(row.prompt) + kinds[: len(row.completion)]
 
 
-def _of_calls(calls: list[Call]) -> tuple[list[int], list[Segment]]:
-    """Return ids and segments of a rollout that was never trained: what it saw and drew, turn by turn."""
+def _of_calls(calls: list[Call]) -> tuple[list[int], list[int]]:
+    """Return the same of a rollout that was never trained: what it saw and drew, turn by turn."""
     ids: list[int] = []
-    segments: list[Segment] = []
+    kinds: list[int] = []
     for call in calls:
-        segments.append([EXTERNAL if ids else PROMPT, len(ids), len(call.context)])
+        kinds = (kinds + [EXTERNAL if ids else PROMPT] * len(call.context))[: len(call.context)]
         ids = call.context + call.sampled
-        segments.append([UNTRAINED, len(call.context), len(ids)])
-    return ids, segments
+        kinds += [UNTRAINED] * len(call.sampled)
+    return ids, kinds
 
 
-def _told_apart(ids: list[int], segments: list[Segment], episode: Episode, legend: Legend | None) -> Iterator[Segment]:
-    """Tell observations from the framing around them, where the legend spells their ids."""
-    uses = list(episode.calls)
-    for kind, start, end in segments:
-        if kind != EXTERNAL or legend is None:
-            yield [kind, start, end]
+def _drawn(ids: list[int], calls: list[Call]) -> dict[int, float]:
+    """Return the sampler's log-probability of every drawn id that is among these, by its place."""
+    return {
+        len(call.context) + place: round(logprob, DIGITS)
+        for call in calls
+        for place, (token, logprob) in enumerate(zip(call.sampled, call.logprobs, strict=False))
+        if ids[len(call.context) + place : len(call.context) + place + 1] == [token]
+    }
+
+
+def _of_loss(row: Row | None, forward: Pass | None) -> dict[int, float]:
+    """Return the loss's own log-probability of every id that it is taken on, by its place."""
+    if row is None or forward is None:
+        return {}
+    values = zip(forward.logprobs, row.mask, strict=False)
+    return {len(row.prompt) + place: round(value, DIGITS) for place, (value, kept) in enumerate(values) if kept}
+
+
+def _segments(kinds: list[int], drawn: dict[int, float], loss: dict[int, float]) -> list[list[Any]]:
+    """Return stretches of one kind: kind, start, end (exclusive), and of each id what sampler and loss say of it."""
+    made: list[list[Any]] = []
+    for place, kind in enumerate(kinds):
+        if not made or made[-1][0] != kind:
+            made.append([kind, place, place, [], []])
+        made[-1][2] = place + 1
+        if kind in (TRAINED, UNTRAINED, LEAKED):
+            made[-1][3].append(drawn.get(place))
+            made[-1][4].append(loss.get(place))
+    return made
+
+
+def _tell_apart(ids: list[int], kinds: list[int], texts: list[str], legend: Legend) -> None:
+    """Tell observations from the framing around them, as far as each is found where it must stand.
+
+    From an observation on that is not found, as its template writes it otherwise, nothing is told apart.
+    """
+    left = [text for text in texts if text]
+    for start, end in _stretches(kinds):
+        if not left:
+            # After the last observation there is framing alone.
+            kinds[start:end] = [FRAMING] * (end - start)
             continue
         lengths = [len(legend.bytes_of(token)) for token in ids[start:end]]
-        spelt = b"".join(legend.bytes_of(token) for token in ids[start:end])
-        place = start
-        for begins, ends in _observations(spelt, uses):
-            first, last = _tokens_over(lengths, begins, ends)
-            if start + first > place:
-                yield [FRAMING, place, start + first]
-            yield [OBSERVATION, start + first, start + last]
-            place = start + last
-        if end > place:
-            yield [FRAMING, place, end]
-
-
-def _observations(spelt: bytes, uses: list[ToolUse]) -> Iterator[tuple[int, int]]:
-    """Yield where the next observations stand in a text, and take them from ``uses``."""
-    position = 0
-    while uses:
-        text = uses[0].text
-        forms = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
-        found = [(spelt.find(form.encode("utf-8", "replace"), position), form) for form in forms if form]
-        place, form = min(((place, form) for place, form in found if place >= 0), default=(-1, ""))
-        if place < 0:
+        spelt = b"".join(legend.bytes_of(token) for token in ids[start:end]).decode("utf-8", "surrogateescape")
+        found, position = list[tuple[int, int]](), 0
+        while left and (place := _shown(left[0]).search(spelt, position)):
+            found.append(place.span())
+            position = place.end()
+            left.pop(0)
+        if not found:
             return
-        uses.pop(0)
-        position = place + len(form.encode("utf-8", "replace"))
-        yield place, position
+        kinds[start:end] = [FRAMING] * (end - start)
+        for begins, ends in found:
+            first, last = _tokens_over(
+                lengths, *(len(spelt[:at].encode("utf-8", "surrogateescape")) for at in (begins, ends))
+            )
+            kinds[start + first : start + last] = [OBSERVATION] * (last - first)
+
+
+def _stretches(kinds: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield start and end of every stretch of ids that are observation or framing."""
+    start = None
+    for place, kind in enumerate([*kinds, PROMPT]):
+        if kind == EXTERNAL and start is None:
+            start = place
+        elif kind != EXTERNAL and start is not None:
+            yield start, place
+            start = None
+
+
+def _shown(text: str) -> re.Pattern[str]:
+    """Return a pattern of an observation, plain or within a JSON string, that is not a part of a longer word."""
+    forms = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    either = "|".join(re.escape(form) for form in dict.fromkeys(forms))
+    return re.compile(rf"(?<![\w,/-])(?:{either})(?![\w,/])")
 
 
 def _tokens_over(lengths: list[int], begins: int, ends: int) -> tuple[int, int]:

@@ -118,11 +118,25 @@ def read(folder: Path, name: str = ".") -> Training:
         raise HarnessError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def found_in(folder: Path) -> Iterator[Training]:
-    """Yield every training run below a run's folder, in order of its name; a folder without a trace is left out."""
+def folders_in(folder: Path) -> Iterator[Path]:
+    """Yield the directory of every training run below a run's that holds a trace, in order of its name."""
     for path in sorted(folder.glob(f"**/{MANIFEST}")):
         if path.parent != folder and (path.parent / TRACE).is_file() and training.is_run(path.parent):
-            yield read(path.parent, path.parent.relative_to(folder).as_posix())
+            yield path.parent
+
+
+def found_in(folder: Path) -> tuple[list[Training], list[tuple[str, str]]]:
+    """Return every training run below a run's folder; and by name why one cannot be read."""
+    found, unreadable = list[Training](), list[tuple[str, str]]()
+    for path in folders_in(folder):
+        name = path.relative_to(folder).as_posix()
+        try:
+            each = read(path, name)
+            each.seen  # noqa: B018 (read now, where an error is told by name)
+            found.append(each)
+        except HarnessError as error:
+            unreadable.append((name, str(error).replace(str(folder), "").lstrip("/")))
+    return found, unreadable
 
 
 def curves(steps: list[Step], name: str) -> list[Markup]:
@@ -139,7 +153,11 @@ def curves(steps: list[Step], name: str) -> list[Markup]:
     panels = (
         panel("mean reward", [step.reward for step in steps]),
         panel("strict success of its rollouts", [step.strict for step in steps], share=True),
-        panel("groups that vary, share", [step.varied_groups / step.groups for step in steps], share=True),
+        panel(
+            "groups that vary, share",
+            [step.varied_groups / step.groups if step.groups else None for step in steps],
+            share=True,
+        ),
         panel("gradient norm, before clipping", [step.gradient_norm for step in steps]),
         panel("learning rate", [step.learning_rate for step in steps]),
         panel("sampler against loss, nats", [step.logprob_gap_max for step in steps]),
@@ -150,11 +168,15 @@ def curves(steps: list[Step], name: str) -> list[Markup]:
 def tensor_table(tensors: _Tensors) -> dict[str, Any]:
     """Return the update of every adapted matrix, by layer and module: its ratio, and whether both tensors changed."""
     unchanged = set(tensors.unchanged)
+    stacks = {tensor[: layer.start()] for tensor in tensors.update_ratio if (layer := _LAYER.search(tensor))}
     cells: dict[tuple[str, str], dict[str, Any]] = {}
     for tensor, ratio in tensors.update_ratio.items():
         layer = _LAYER.search(tensor)
         part = _ADAPTER.search(tensor)
         module = _ADAPTER.sub("", tensor[layer.end() :] if layer else tensor)
+        if layer and len(stacks) > 1:
+            # Two stacks of layers, such as encoder and decoder, count theirs alike.
+            module = f"{tensor[: layer.start()].rpartition('.')[2]}: {module}"
         cell = cells.setdefault((layer[1] if layer else "-", module), {"ratio": None, "unchanged": []})
         if ratio is not None and (part is None or part[1] == "A" or cell["ratio"] is None):
             cell["ratio"] = ratio
@@ -165,7 +187,8 @@ def tensor_table(tensors: _Tensors) -> dict[str, Any]:
         cell["share"] = round((cell["ratio"] or 0.0) / largest, 2)
     modules = list(dict.fromkeys(module for _, module in cells))
     layers = sorted({layer for layer, _ in cells}, key=lambda layer: (not layer.isdigit(), layer.zfill(4)))
-    return {"modules": modules, "layers": layers, "cells": cells}
+    has_adapter = any(_ADAPTER.search(tensor) for tensor in tensors.update_ratio)
+    return {"modules": modules, "layers": layers, "cells": cells, "has_adapter": has_adapter}
 
 
 def shown(each: Training, number: int) -> dict[str, Any]:
@@ -185,18 +208,17 @@ def shown(each: Training, number: int) -> dict[str, Any]:
 
 
 def viewer(trainings: list[Training]) -> dict[str, Any]:
-    """Return the data of the rollout viewer."""
-    return {
-        "runs": [
-            {
-                "name": each.name,
-                "outcome": each.run.outcome,
-                "tokens": rollouts.tokens(each.seen),
-                "rollouts": rollouts.rollouts(each.seen),
-            }
-            for each in trainings
-        ]
-    }
+    """Return the data of the rollout viewer, and how many ids the loss is taken on that no model sampled."""
+    runs = [
+        {
+            "name": each.name,
+            "outcome": each.run.outcome,
+            "tokens": rollouts.tokens(each.seen),
+            "rollouts": rollouts.rollouts(each.seen),
+        }
+        for each in trainings
+    ]
+    return {"runs": runs, "leaked": sum(rollouts.leaked(run["rollouts"]) for run in runs)}
 
 
 def page(folder: Path) -> bytes:

@@ -4,10 +4,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
+from harness import manifest
 from harness.checks import explain
 from harness.files import ROOT
 from harness.manifest import PAGE
@@ -197,7 +199,7 @@ def test_log_probabilities_are_shown_when_asked_for(run: Path, chromium: Browser
     with browser.opened(chromium, run / PAGE) as page:
         before = page.texts(".turn .pair small")
         page.page.check("#viewer-filters [name=logprobs]")
-        after = page.texts(".turn .pair small")
+        after = page.texts(".turn .pair small:first-of-type")
     assert before == [], "log-probabilities are shown before they were asked for"
     apart = max(abs(float(shown) - float(value)) for shown, value in zip(after, due, strict=True))
     assert apart <= 0.0011, explain(
@@ -209,6 +211,76 @@ def _take_reward(record: dict[str, object]) -> None:
     """Leave two rollouts without a reward, as another trainer's dump may hold them."""
     if record["kind"] == "episode" and record["rollout"] in (2, 9):
         record["reward"] = None
+
+
+def test_what_the_loss_says_otherwise_is_shown_at_its_id(altered: Path, chromium: Browser) -> None:
+    """Where loss and sampler differ by a digit that is shown, both MUST stand at that very id, and at no other."""
+    records = [json.loads(line) for line in (altered / pages.TRAINING / TRACE).read_text().splitlines()]
+    row = next(each for each in records if each["kind"] == "row" and each["rollout"] == 3)
+    # The last trained id, behind every observation.
+    place = max(place for place, kept in enumerate(row["mask"]) if kept)
+
+    def another(record: dict[str, Any]) -> None:
+        if record["kind"] == "pass" and record["rollout"] == 3:
+            record["logprobs"][place] -= 0.5
+
+    pages.change_records(altered / pages.TRAINING / TRACE, another)
+    pages.seal(altered)
+    with browser.opened(chromium, altered / PAGE) as page:
+        page.page.check("#viewer-filters [name=logprobs]")
+        page.page.click("[aria-label='Show rollout 3']")
+        told = page.texts(".turn .pair:has(small.loss) small.id")
+    assert told == [f"id {row['completion'][place]}"], explain(
+        subject="ids at which the loss is shown to differ",
+        expected=[f"id {row['completion'][place]}"],
+        got=told,
+        cause="values of sampler and loss are counted through different ids",
+    )
+
+
+def test_a_trained_observation_is_not_passed_over(altered: Path, chromium: Browser) -> None:
+    """An id that no model sampled and that the loss is taken on MUST be said and shown as such, NaN or not."""
+
+    def leak(record: dict[str, Any]) -> None:
+        if record["kind"] == "row" and record["rollout"] == 1:
+            record["mask"][record["mask"].index(0)] = 1
+            record["advantage"] = "NaN"
+
+    pages.change_records(altered / pages.TRAINING / TRACE, leak)
+    pages.seal(altered)
+    with browser.opened(chromium, altered / PAGE) as page:
+        page.page.click("[aria-label='Show rollout 1']")
+        told = page.page.locator("#rollouts > p").first.inner_text()
+        seen = (page.page.locator(".turn .seg.leaked .tok").count(), "on 1 ids that no model sampled" in told)
+    assert (*seen, page.complaints) == (1, True, []), explain(
+        subject="ids shown as trained though not sampled, whether the page says so, and the console",
+        expected=(1, True, []),
+        got=(*seen, page.complaints, told),
+        cause="a span's source decides alone, or what is no number ends the viewer",
+    )
+
+
+def test_observations_that_a_template_writes_otherwise_are_not_called_framing(altered: Path, chromium: Browser) -> None:
+    """Of observations that are not found in the ids, nothing MUST be claimed: neither observation nor framing."""
+
+    def reword(record: dict[str, Any]) -> None:
+        if record["kind"] == "episode" and record["rollout"] == 0:
+            record["calls"][0]["text"] = "nowhere to be found"
+
+    pages.change_records(altered / pages.TRAINING / TRACE, reword)
+    pages.seal(altered)
+    with browser.opened(chromium, altered / PAGE) as page:
+        kinds = {
+            kind: page.page.locator(f".turn .seg.{kind} .tok").count()
+            for kind in ("observation", "framing", "external")
+        }
+    claimed = kinds["observation"] + kinds["framing"]
+    assert (claimed, kinds["external"] > 10) == (0, True), explain(
+        subject="ids claimed to be observation or framing; whether the others are shown as not told apart",
+        expected=(0, True),
+        got=kinds,
+        cause="what is not found is taken for framing",
+    )
 
 
 FILTERS = {
@@ -257,6 +329,9 @@ def test_checks_are_filtered_and_links_find_them(altered: Path, chromium: Browse
         filtered = page.shown("#check-rows tr")
         page.page.select_option("#check-filters [name=outcome]", "passed")
         page.page.click(".reasons a")
+        # Followed again, after its row was filtered away.
+        page.page.select_option("#check-filters [name=outcome]", "passed")
+        page.page.click(".reasons a")
         found = page.page.locator("#check-rows tr:target")
         seen = (filtered, page.texts("h1"), found.is_visible(), found.locator("details[open]").count())
     assert seen == (1, ["Not qualified"], True, 1), explain(
@@ -264,6 +339,34 @@ def test_checks_are_filtered_and_links_find_them(altered: Path, chromium: Browse
         expected=(1, ["Not qualified"], True, 1),
         got=seen,
         cause="rows are hidden by position, or a link to a hidden row leads nowhere",
+    )
+
+
+def test_each_gyms_checks_are_listed_by_its_name(altered: Path, chromium: Browser) -> None:
+    """The filter of a gym MUST list its checks, those of several gyms under each, and each reason its own message."""
+    written = manifest.read(altered)
+    one, two = written.checks
+    records = tuple(
+        record.model_copy(update={"gym": gym, "outcome": "failed", "message": f"why {gym}"})
+        for record, gym in ((one, "nemo"), (one, "verifiers"), (two, "openenv"))
+    )
+    registered = {"nemo": (one.id,), "openenv": (two.id,), "verifiers": (one.id,)}
+    verdict = manifest.decide(registered, records, 1, "qualification")
+    changed = {"checks": records, "registered": registered, "verdict": verdict}
+    manifest.write(written.model_copy(update=changed), altered)
+    pages.seal(altered)
+    listed = {}
+    with browser.opened(chromium, altered / PAGE) as page:
+        told = page.texts(".reasons pre")
+        for gym in registered:
+            page.page.select_option("#check-filters [name=gym]", gym)
+            shown = page.page.locator("#check-rows tr:not([hidden]) th")
+            listed[gym] = tuple(shown.all_text_contents())
+    assert (listed, told) == (registered, ["why nemo", "why verifiers", "why openenv"]), explain(
+        subject="checks listed by gym, and the reasons' messages",
+        expected=(registered, ["why nemo", "why verifiers", "why openenv"]),
+        got=(listed, told),
+        cause="cells are counted where some are left out, or records are found by id alone",
     )
 
 

@@ -88,10 +88,21 @@ def transcript_faults(evidence: Evidence, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def legend_faults(evidence: Evidence, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """The legend, where there is one, spells every row as the tokenizer does and names every task's family."""
+    """The legend, where there is one, spells every id as the tokenizer does and names every task's family."""
     legend = read_legend(evidence.folder)
     if legend is None:
         return
+    calls = (call for calls in evidence.calls.values() for call in calls)
+    ids = {token for call in calls for token in (*call.context, *call.sampled)}
+    ids |= {token for row in evidence.rows.values() for token in (*row.prompt, *row.completion)}
+    for token in sorted(ids ^ legend.tokens.keys()):
+        yield f"id {token} is {'missing' if token in ids else 'in no record'}"
+    for token in sorted(ids & legend.tokens.keys()):
+        shown, due = legend.tokens[token], _text(tokenizer, [token])
+        # Of a part of a character the tokenizer gives no text: the rows tell whether its bytes are right.
+        part = "\ufffd" in due
+        if isinstance(shown, str) == part or (isinstance(shown, str) and shown.strip(" ") != due.strip(" ")):
+            yield f"id {token} reads {shown!r}, the tokenizer says {due!r}"
     for rollout, row in sorted(evidence.rows.items()):
         ids = row.prompt + row.completion
         spelt = b"".join(map(legend.bytes_of, ids)).decode("utf-8", "replace")

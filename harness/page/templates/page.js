@@ -57,6 +57,7 @@ const KINDS = [
   ["observation", "observation"],
   ["framing", "framing of the chat template"],
   ["external", "observation or framing, not told apart"],
+  ["leaked", "NOT SAMPLED, BUT TRAINED"],
 ];
 const PAGE = 50;
 const UNLIKELY = Math.log(0.5);
@@ -92,15 +93,18 @@ class Viewer {
     this.found = this.run.rollouts.filter((each) => this.passes(each));
     this.turnTo(0);
     if (this.found.length && !this.found.includes(this.current)) this.show(this.found[0]);
-    if (!this.found.length) byId("viewer-rollout").replaceChildren();
+    if (!this.found.length) {
+      this.current = null;
+      byId("viewer-rollout").replaceChildren();
+    }
   }
 
   passes(each) {
     const { state, family, from, to, text } = Object.fromEntries(new FormData(this.form));
     if (state === "cut" ? !(each.truncated || each.cut) : state && each.state !== state) return false;
     if (family && each.family !== family) return false;
-    if (from && !(each.step >= Number(from))) return false;
-    if (to && !(each.step !== null && each.step <= Number(to))) return false;
+    const within = (step) => (!from || step >= Number(from)) && (!to || step <= Number(to));
+    if ((from || to) && !each.steps.some(within)) return false;
     if (!text) return true;
     each.words ??= [each.number, each.task, each.outcome, each.answer, ...(each.calls ?? []).flat()].join(" ").toLowerCase();
     return each.words.includes(text.trim().toLowerCase());
@@ -125,11 +129,14 @@ class Viewer {
     const button = element("button", "", each.number);
     button.type = "button";
     button.setAttribute("aria-label", `Show rollout ${each.number}`);
-    button.addEventListener("click", () => this.show(each));
+    button.addEventListener("click", () => {
+      this.show(each);
+      byId("viewer-rollout").focus();
+    });
     head.append(button);
     const state = element("td");
-    state.append(element("span", "outcome " + each.state.replace(" ", "-"), each.state === "success" ? "success" : (each.outcome ?? each.state)));
-    row.append(head, ...[each.step ?? "-", each.group ?? "-", each.family || "-"].map((text) => element("td", "", text)));
+    state.append(element("span", "outcome " + each.state.replaceAll(" ", "-"), each.state === "success" ? "success" : (each.outcome ?? each.state)));
+    row.append(head, ...[each.steps.join(", ") || "-", each.group ?? "-", each.family || "-"].map((text) => element("td", "", text)));
     row.append(state, element("td", "", number(each.reward, 3)), element("td", "", number(each.advantage, 3)));
     return row;
   }
@@ -155,21 +162,17 @@ class Viewer {
   }
 
   turns(each, logprobs) {
-    let drawn = 0; // Sampled ids so far: their log-probabilities stand in this order.
-    let kept = 0; // Trained ids so far: those of the loss do.
-    return each.segments.map(([kind, start, end]) => {
+    return each.segments.map(([kind, start, end, sampler, loss]) => {
       const [name, label] = KINDS[kind];
       const turn = element("div", "turn");
       turn.append(element("span", "label", `${label}, ${end - start} ${end - start === 1 ? "id" : "ids"}`));
-      const isSampled = name === "trained" || name === "untrained";
-      const segment = element("div", `seg ${name}${logprobs && isSampled ? " pairs" : ""}`);
-      for (const id of each.ids.slice(start, end)) {
+      const shown = logprobs && sampler.length > 0;
+      const segment = element("div", `seg ${name}${shown ? " pairs" : ""}`);
+      each.ids.slice(start, end).forEach((id, place) => {
         const token = element("span", "tok", this.run.tokens[id] ?? ` ${id} `);
         token.title = `id ${id}`;
-        const sampler = isSampled ? each.sampled[drawn++] : undefined;
-        const loss = name === "trained" && each.loss ? each.loss[kept++] : undefined;
-        segment.append(logprobs && sampler !== undefined ? pair(token, sampler, loss) : token);
-      }
+        segment.append(shown ? pair(token, id, sampler[place], loss[place]) : token);
+      });
       turn.append(segment);
       return turn;
     });
@@ -181,22 +184,27 @@ function number(value, digits = 4) {
   return typeof value === "number" ? String(Number(value.toPrecision(digits))) : String(value);
 }
 
-function pair(token, sampler, loss) {
-  const made = element("span", "pair" + (sampler < UNLIKELY ? " unlikely" : ""));
-  made.title = `${token.title}: sampler ${sampler} nats` + (loss === undefined ? "" : `, loss ${loss} nats`);
+// What the sampler says of an id, and below it what the loss says, where that is another figure.
+function pair(token, id, sampler, loss) {
+  const made = element("span", "pair" + (typeof sampler === "number" && sampler < UNLIKELY ? " unlikely" : ""));
+  const digits = (value) => (typeof value === "number" ? value.toFixed(3) : String(value ?? "not drawn"));
   token.textContent = token.textContent.replaceAll("\n", "\u21b5");
-  made.append(token, element("small", "", sampler.toFixed(3)));
+  made.append(token, element("small", "", digits(sampler)));
+  if (loss !== null && digits(loss) !== digits(sampler)) made.append(element("small", "loss", `loss ${digits(loss)}`));
+  made.append(element("small", "id", `id ${id}`));
   return made;
 }
 
 function facts(each) {
   const list = element("dl", "facts");
-  const rewards = Object.entries(each.rewards ?? {}).map(([name, value]) => `${name} ${number(value)}`);
+  const weighed = (weight) => (weight === 0 ? ", reported only" : weight === null || weight === 1 ? "" : `, weight ${number(weight)}`);
+  const rewards = each.rewards.map(([name, value, weight]) => `${name} ${number(value)}${weighed(weight)}`);
   const parts = Object.entries(each.parts ?? {}).map(([name, value]) => `${name} ${number(value)}`);
   const pairs = [
-    ["verdict", each.outcome ? `${each.outcome}${each.truncated ? ", cut by a budget" : ""}` : "none: no reward"],
+    ["verdict", each.outcome ? `${each.outcome}${each.truncated ? ", cut by a budget" : ""}` : "no episode on record"],
     ["reward of the gym", number(each.reward)],
-    ["rewards trained on", rewards.join(", ") || "none"],
+    ["optimizer steps", each.steps.join(", ") || "never trained"],
+    ["rewards by column", rewards.join("; ") || "none"],
     ["advantage", number(each.advantage)],
     ["milestones", parts.join(", ") || "none"],
     ["held against", each.replay ?? "nothing"],
@@ -264,4 +272,8 @@ filterChecks();
 filterRows();
 if (byId("viewer-data")) new Viewer(byId("viewer-filters"), JSON.parse(byId("viewer-data").textContent).runs);
 addEventListener("hashchange", revealTarget);
+// A link that was followed before changes no hash, and its row may have been filtered away since.
+addEventListener("click", (event) => {
+  if (event.target.closest?.('a[href^="#"]')?.hash === location.hash && location.hash) revealTarget();
+});
 revealTarget();

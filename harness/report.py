@@ -14,6 +14,8 @@ from harness.page import training as training_page
 from harness.throughput import RESULT as THROUGHPUT
 
 SILENT_BUGS = "silent-bugs.json"
+LIMIT_S = 300
+"""For a page that another process makes."""
 KINDS = (
     "a run of the suite or a training run (manifest.json), a matched experiment (summary.json or report/summary.json), "
     f"or the --out folder of a bench ({THROUGHPUT}, {SILENT_BUGS})"
@@ -99,7 +101,10 @@ def _faults(folder: Path, run: Path) -> Iterator[str]:
 def _write_in_process(module: str, folder: Path) -> None:
     """Have a page written by a module that the harness does not import; raises HarnessError with its reason."""
     command = [sys.executable, "-m", module, str(folder.resolve())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise HarnessError(f"{folder}: its page was not made within {LIMIT_S} s by python -m {module}") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         raise HarnessError(f"{folder}: its page cannot be made: {reason}")
@@ -110,6 +115,8 @@ def _write_in_process(module: str, folder: Path) -> None:
 
 def summary(folder: Path) -> str:
     """Return a run as Markdown for the summary of a CI job; raises HarnessError."""
+    if training.is_run(folder):
+        raise HarnessError(f"--summary is of a run of the suite, {folder} is a training run; leave it out for a page")
     run = manifest.read(folder)
     parts: list[Callable[[RunManifest], Iterator[str]]] = [_verdict, _table, _trainings(folder), _notes]
     return "\n".join(line for part in parts for line in part(run)) + "\n"

@@ -1,4 +1,5 @@
-"""Run directories of the trainer: told apart by their manifest, verified by the trainer's own replay audit.
+"""Run directories of the trainer: told apart by their manifest, verified by the trainer's own replay audit; and the
+parts of that manifest that trainer and page share.
 
 The audit runs in a process of its own, since the harness loads no torch.
 """
@@ -9,12 +10,63 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from harness.errors import HarnessError
 from harness.files import ROOT
-from harness.manifest import MANIFEST
+from harness.manifest import MANIFEST, Sha256
 
 FORMAT = "gymqual.training-run/1"
 NEEDED = ("torch", "transformers", "peft", "safetensors")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PolicyRecord(_Model):
+    """The policy that was trained, without its adapter; see ``trainer.policy.PolicyIdentity``."""
+
+    name: str
+    architecture: str
+    parameters: int
+    config: Sha256
+    tokenizer: Sha256
+    chat_template: Sha256
+    weights: Sha256
+
+
+class TokenTotals(_Model):
+    """Token ids over all rows of the trace."""
+
+    sampled: int
+    """Trained: sampled by the assistant, mask 1; nothing of a rollout that is left out because a budget ended it."""
+    external: int
+    """Excluded: observations and the template's framing inside completions, mask 0. Prompts are not counted."""
+    cut: int
+    """Sampled, but cut off by a budget and neither trained nor kept."""
+
+
+class ReplayTotals(_Model):
+    """How the gym's answers were held against the local core."""
+
+    episodes: int
+    observations: int
+    disagreements: int
+
+
+class TensorTotals(_Model):
+    """The adapter's tensors, ``initial_adapter`` against ``adapter``; see ``trainer.tensors.Change``."""
+
+    trainable: int
+    changed: int
+    with_gradient: int
+    """Tensors with a nonzero gradient in at least one step."""
+    unchanged: tuple[str, ...]
+    elements_changed: float
+    """Share of all elements, 0 to 1."""
+    update_ratio: dict[str, float | None]
+    """By tensor, norm of the update over norm before it; null where that is 0, as of a fresh LoRA B."""
 
 
 def is_run(folder: Path) -> bool:

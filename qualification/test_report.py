@@ -198,6 +198,17 @@ def test_the_committed_experiment_keeps_its_figures_on_the_page(tmp_path: Path) 
     )
 
 
+def test_a_users_settings_for_plots_change_no_page(tmp_path: Path) -> None:
+    """A page MUST be the same bytes whatever matplotlib is told elsewhere, or ``verify`` accuses a sound run."""
+    folder = shutil.copytree(SAMPLE, tmp_path / "experiment")
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text("axes.linewidth: 3\nfont.family: serif\nlines.dash_capstyle: round\n")
+    run_harness("report", folder)
+    before = (folder / PAGE).read_bytes()
+    run_harness("report", folder, MATPLOTLIBRC=str(settings))
+    assert (folder / PAGE).read_bytes() == before, "plots are drawn under the user's settings"
+
+
 def test_two_runs_are_compared_as_a_page(run: Path, finished_run: Path, tmp_path: Path) -> None:
     """``compare --html`` MUST write what the text says, and a file that cannot be written MUST be refused by name."""
     pages.change_checks(run, lambda record, n: record.update(outcome="failed"))

@@ -12,7 +12,7 @@ from harness.errors import HarnessError
 from harness.files import readable_json, sha256_file, write_atomically
 from harness.manifest import MANIFEST, PAGE, GymRecord, Sha256
 from harness.trace import Step
-from harness.training import FORMAT
+from harness.training import FORMAT, PolicyRecord, ReplayTotals, TensorTotals, TokenTotals
 from trainer.config import TrainingConfig
 
 INITIAL_ADAPTER = "initial_adapter"
@@ -23,51 +23,6 @@ INTERRUPTED = "stopped: interrupted"
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class PolicyRecord(_Model):
-    """The policy that was trained, without its adapter; see ``trainer.policy.PolicyIdentity``."""
-
-    name: str
-    architecture: str
-    parameters: int
-    config: Sha256
-    tokenizer: Sha256
-    chat_template: Sha256
-    weights: Sha256
-
-
-class TokenTotals(_Model):
-    """Token ids over all rows of the trace."""
-
-    sampled: int
-    """Trained: sampled by the assistant, mask 1; nothing of a rollout that is left out because a budget ended it."""
-    external: int
-    """Excluded: observations and the template's framing inside completions, mask 0. Prompts are not counted."""
-    cut: int
-    """Sampled, but cut off by a budget and neither trained nor kept."""
-
-
-class ReplayTotals(_Model):
-    """How the gym's answers were held against the local core."""
-
-    episodes: int
-    observations: int
-    disagreements: int
-
-
-class TensorTotals(_Model):
-    """The adapter's tensors, ``initial_adapter`` against ``adapter``; see ``trainer.tensors.Change``."""
-
-    trainable: int
-    changed: int
-    with_gradient: int
-    """Tensors with a nonzero gradient in at least one step."""
-    unchanged: tuple[str, ...]
-    elements_changed: float
-    """Share of all elements, 0 to 1."""
-    update_ratio: dict[str, float | None]
-    """By tensor, norm of the update over norm before it; null where that is 0, as of a fresh LoRA B."""
 
 
 class StepRecord(_Model):

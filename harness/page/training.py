@@ -16,58 +16,27 @@ from harness.errors import HarnessError
 from harness.manifest import MANIFEST, GymRecord
 from harness.page import document, rollouts
 from harness.trace import TRACE, Step
+from harness.training import PolicyRecord, ReplayTotals, TensorTotals, TokenTotals
 
 COMPLETED = "completed"
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _ADAPTER = re.compile(r"\.lora_([AB])(?:\.\w+)?\.weight$")
 
 
-class _Shown(BaseModel):
-    """What is read of a training run's manifest; the rest is the replay audit's."""
+class Run(BaseModel):
+    """A training run's manifest, as far as it is shown; the rest is the replay audit's."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-
-class _Policy(_Shown):
-    name: str
-    architecture: str
-    parameters: int
-    weights: str
-
-
-class _Tokens(_Shown):
-    sampled: int
-    external: int
-    cut: int
-
-
-class _Replay(_Shown):
-    episodes: int
-    observations: int
-    disagreements: int
-
-
-class _Tensors(_Shown):
-    trainable: int
-    changed: int
-    with_gradient: int
-    unchanged: tuple[str, ...]
-    elements_changed: float
-    update_ratio: dict[str, float | None]
-
-
-class Run(_Shown):
-    """A training run's manifest, as far as it is shown; see ``reports/schema/training-run.schema.json``."""
-
     outcome: str
     config: dict[str, Any]
-    policy: _Policy
+    policy: PolicyRecord
     gym: GymRecord
     core: str
     consumed_tasks: dict[str, int]
-    tokens: _Tokens
-    replay: _Replay
-    tensors: _Tensors | None
+    tokens: TokenTotals
+    replay: ReplayTotals
+    tensors: TensorTotals | None
     strict_training_success: float | None
     mean_shaped_reward: float | None
     varied_groups: int
@@ -165,7 +134,7 @@ def curves(steps: list[Step], name: str) -> list[Markup]:
     return [plots.draw(each, f"{name}-{number}") for number, each in enumerate(panels)]
 
 
-def tensor_table(tensors: _Tensors) -> dict[str, Any]:
+def tensor_table(tensors: TensorTotals) -> dict[str, Any]:
     """Return the update of every adapted matrix, by layer and module: its ratio, and whether both tensors changed."""
     unchanged = set(tensors.unchanged)
     stacks = {tensor[: layer.start()] for tensor in tensors.update_ratio if (layer := _LAYER.search(tensor))}

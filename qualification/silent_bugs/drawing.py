@@ -1,5 +1,6 @@
 """The table for people: Markdown, and a heat map as SVG."""
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -164,14 +165,15 @@ def _cell(axes: Axes, row: Seen, column: str, left: float, top: float) -> None:
 
 def _curve(axes: Axes, row: Seen, left: float, top: float, width: float) -> None:
     for training, colour in ((row.healthy_training, FAINT), (row.training, SHOWN)):
-        smooth = _smooth(training)
-        across = [left + width * number / max(1, len(smooth) - 1) for number in range(len(smooth))]
-        down = [top + ROW - 0.03 - (ROW - 0.06) * (max(value, LOWEST) - LOWEST) / (1 - LOWEST) for value in smooth]
+        means = smooth(training)
+        across = [left + width * number / max(1, len(means) - 1) for number in range(len(means))]
+        down = [top + ROW - 0.03 - (ROW - 0.06) * (max(value, LOWEST) - LOWEST) / (1 - LOWEST) for value in means]
         axes.plot(across, down, color=colour, lw=0.9)
     if row.success is not None:
         said = f"{row.success:.2f}" + ("" if row.healthy is None else f" ({row.healthy:.2f})")
         axes.text(left + width + 0.08, top + ROW / 2, said, va="center", color=INK, fontsize=7)
 
 
-def _smooth(values: tuple[float, ...], over: int = 5) -> list[float]:
+def smooth(values: Sequence[float], over: int = 5) -> list[float]:
+    """Return a running mean over so many values before and with each."""
     return [sum(values[max(0, n - over + 1) : n + 1]) / (n + 1 - max(0, n - over + 1)) for n in range(len(values))]

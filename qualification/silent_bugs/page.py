@@ -15,12 +15,11 @@ from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.manifest import PAGE
 from harness.page import document
+from qualification.silent_bugs.drawing import LOWEST, smooth
 from qualification.silent_bugs.evidence import REPLAY, RULES, USUAL, Seen, seen
 from qualification.silent_bugs.result import SilentBugs
 
 RESULT = "silent-bugs.json"
-LOWEST = 0.3
-"""Success at the foot of a curve."""
 
 
 def page(made: SilentBugs) -> bytes:
@@ -63,9 +62,9 @@ def _ours(row: Seen) -> list[dict[str, str] | None]:
     ]
 
 
-def _points(values: Sequence[float], over: int = 5) -> str:
+def _points(values: Sequence[float]) -> str:
     """Return a running mean as the points of a line in a box of 100 by 24."""
-    means = [sum(values[max(0, n - over + 1) : n + 1]) / (n + 1 - max(0, n - over + 1)) for n in range(len(values))]
+    means = smooth(values)
     across = 100 / max(1, len(means) - 1)
     return " ".join(
         f"{n * across:.1f},{23 - 22 * (max(mean, LOWEST) - LOWEST) / (1 - LOWEST):.1f}" for n, mean in enumerate(means)

@@ -68,10 +68,10 @@ coverage:
 	$(BIN)/coverage report
 
 mutation: setup-train setup-mutation
-	$(BIN)/python -m qualification.mutation --out reports/sample/mutation
+	$(BIN)/gymqual bench mutation --out reports/sample/mutation
 
 setup: $(READY)
-	$(BIN)/python -m harness setup $(GYM)
+	$(BIN)/gymqual setup $(GYM)
 
 $(READY): requirements/harness.lock pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed; name one with PYTHON=/path/to/python"; exit 1; }

@@ -9,7 +9,7 @@ import atexit
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
-from gyms.base import Gym, GymIdentity, Observation, Session, Verdict
+from gymqual.gyms.base import Gym, GymIdentity, Observation, Session, Verdict
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Self
 
-from gyms.base import (
+from gymqual.gyms.base import (
     GymIdentity,
     InfrastructureError,
     Kind,
@@ -36,7 +36,7 @@ Far more than any tool accepts: without it a model could write a message that is
 
 
 class ClientGym(ABC):
-    """A connected service; implements ``gyms.base.Gym``."""
+    """A connected service; implements ``gymqual.gyms.base.Gym``."""
 
     def __init__(self, tasks: TaskSet, expected: GymIdentity | None) -> None:
         self.tasks = tasks
@@ -138,7 +138,7 @@ class ClientGym(ABC):
 
 
 class ClientSession:
-    """One episode on a service; implements ``gyms.base.Session``."""
+    """One episode on a service; implements ``gymqual.gyms.base.Session``."""
 
     def __init__(self, gym: ClientGym, session_id: str, task_id: str) -> None:
         self._gym = gym

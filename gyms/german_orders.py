@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gyms.base import Observation, Replay, Script, ToolCall, Verdict
-from gyms.german import episode, verifier
-from gyms.german.tasks import find_task, make_task
-from gyms.german.tools import Call
+from gymqual.gyms.base import Observation, Replay, Script, ToolCall, Verdict
+from gymqual.gyms.german import episode, verifier
+from gymqual.gyms.german.tasks import find_task, make_task
+from gymqual.gyms.german.tools import Call
 
 TOOLS: tuple[dict[str, Any], ...] = tuple(
     {

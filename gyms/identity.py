@@ -7,8 +7,8 @@ from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from importlib.metadata import PackagePath, distribution
 
-from gyms import loaded
-from gyms.base import GymIdentity
+from gymqual.gyms import loaded
+from gymqual.gyms.base import GymIdentity
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which source bytes this process really executed.
 
 A digest taken from disk says what a file holds now, and a cached ``.pyc`` what it held once. ``install()``
-makes every later import of ``gyms.*`` compile the very bytes whose sha256 it records.
+makes every later import of ``gymqual.gyms.*`` compile the very bytes whose sha256 it records.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ _executed: dict[str, str] = {}
 
 
 def install() -> None:
-    """Record every ``gyms.*`` module imported from now on, and the two files that ran before."""
+    """Record every module of the gyms imported from now on, and the three files that ran before."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-        for file in (PACKAGE / "__init__.py", PACKAGE / "loaded.py"):
+        for file in (PACKAGE.parent / "__init__.py", PACKAGE / "__init__.py", PACKAGE / "loaded.py"):
             record(file)
 
 
@@ -64,7 +64,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith("gyms."):
+        if not fullname.startswith(f"{__package__}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin and isinstance(spec.loader, SourceFileLoader):
@@ -73,4 +73,6 @@ class _Finder(MetaPathFinder):
 
 
 def _name(file: Path) -> str:
+    if file == PACKAGE.parent / "__init__.py":
+        return "gymqual/__init__.py"
     return file.relative_to(PACKAGE.parent).as_posix() if file.is_relative_to(PACKAGE.parent) else file.name

@@ -1,6 +1,6 @@
 """A task set played in this process: the gym contract without a gym, for evaluation on a bare machine."""
 
-from gyms.base import Observation, TaskSet, ToolCall, Verdict
+from gymqual.gyms.base import Observation, TaskSet, ToolCall, Verdict
 
 
 class LocalGym:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.episode import CallConflict, Episode, replay
-from gyms.german.tasks import Task
-from gyms.german.tools import Call, Observation
-from gyms.german.verifier import Verdict
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.german.episode import CallConflict, Episode, replay
+from gymqual.gyms.german.tasks import Task
+from gymqual.gyms.german.tools import Call, Observation
+from gymqual.gyms.german.verifier import Verdict
 
 
 @dataclass

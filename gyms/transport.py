@@ -16,7 +16,7 @@ import h11
 import httpcore
 import httpx
 
-from gyms.base import Kind
+from gymqual.gyms.base import Kind
 
 KEPT_CONNECTIONS = 64
 KEEP_ALIVE_S = 5.0

@@ -1,3 +1,1 @@
-"""The harness: owns processes, isolated stacks, evidence, manifests and reports."""
-
-__version__ = "0.1.0"
+"""The harness: processes, stacks, records, the pytest plugin, pages, benchmarks and the console script."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gyms.german.numbers import NumberError, parse_unsigned, render
+from .numbers import NumberError, parse_unsigned, render
 
 MAX_CHARS = 200
 MAX_DEPTH = 16

@@ -6,9 +6,9 @@ Exceptions here mean that the *caller* broke the protocol; a model's failures ar
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gyms.german.tasks import Task
-from gyms.german.tools import MAX_ARGUMENT_CHARS, MAX_TOOL_CHARS, Call, Observation, as_json, observe
-from gyms.german.verifier import Verdict, judge
+from .tasks import Task
+from .tools import MAX_ARGUMENT_CHARS, MAX_TOOL_CHARS, Call, Observation, as_json, observe
+from .verifier import Verdict, judge
 
 MAX_CALLS = 64
 TOO_MANY_CALLS = Observation(as_json({"fehler": "zu viele Aufrufe"}), is_error=True)

@@ -7,8 +7,8 @@ model's own failure and is scored, never an exception.
 import json
 from typing import NamedTuple
 
-from gyms.german.calculator import CalculatorError, evaluate
-from gyms.german.tasks import FIELDS, Task
+from .calculator import CalculatorError, evaluate
+from .tasks import FIELDS, Task
 
 MAX_ARGUMENT_CHARS = 2000
 MAX_TOOL_CHARS = 64

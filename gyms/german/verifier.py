@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gyms.german.calculator import CalculatorError, evaluate
-from gyms.german.numbers import NumberError, parse
-from gyms.german.tasks import Task
-from gyms.german.tools import ArgumentError, Call, decode_arguments, observe
+from .calculator import CalculatorError, evaluate
+from .numbers import NumberError, parse
+from .tasks import Task
+from .tools import ArgumentError, Call, decode_arguments, observe
 
 MAX_ANSWER_CHARS = 100
 

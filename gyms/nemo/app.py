@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.nemo.server import GermanOrdersServer, main  # noqa: E402  (after install, so that it is recorded)
+from gymqual.gyms.nemo.server import GermanOrdersServer, main  # noqa: E402
 
 if __name__ == "__main__":
     main(GermanOrdersServer, Path(__file__))

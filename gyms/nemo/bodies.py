@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, Response
 from nemo_gym.base_resources_server import ResourcesSeedSessionRequest
 from pydantic import ValidationError
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.tasks import Task, UnknownTask, find_task
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.german.tasks import Task, UnknownTask, find_task
 
 STATUS = {
     Kind.SESSION_LOST: 404,

@@ -7,15 +7,15 @@ from typing import Any
 
 import httpx
 
-from gyms import transport
-from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet, read_identity
-from gyms.client import CLOSE_DEADLINE_S, DEFAULT_DEADLINE_S, ClientGym, ClientSession
-from gyms.launch import SECRET_HEADER
-from gyms.nemo.launch import IDENTITY_HEADER
+from gymqual.gyms import transport
+from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet, read_identity
+from gymqual.gyms.client import CLOSE_DEADLINE_S, DEFAULT_DEADLINE_S, ClientGym, ClientSession
+from gymqual.gyms.launch import SECRET_HEADER
+from gymqual.gyms.nemo.launch import IDENTITY_HEADER
 
 
 class NemoGym(ClientGym):
-    """A connected NeMo service; implements ``gyms.base.Gym``."""
+    """A connected NeMo service; implements ``gymqual.gyms.base.Gym``."""
 
     def __init__(
         self,

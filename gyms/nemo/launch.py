@@ -7,7 +7,7 @@ orchestrator would inject. Read by whoever starts the server; imports nothing of
 import json
 from dataclasses import dataclass
 
-from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_VARIABLE
+from gymqual.gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_VARIABLE
 
 INSTANCE = "german_orders"
 ENTRYPOINT = "resources_servers/german_orders/app.py"

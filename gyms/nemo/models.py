@@ -10,8 +10,8 @@ from nemo_gym.base_resources_server import (
 )
 from pydantic import ConfigDict, Field, field_validator
 
-from gyms.launch import DEFAULT_CAPACITY
-from gyms.nemo.launch import DEFAULT_SESSION_TTL_S
+from gymqual.gyms.launch import DEFAULT_CAPACITY
+from gymqual.gyms.nemo.launch import DEFAULT_SESSION_TTL_S
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

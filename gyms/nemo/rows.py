@@ -8,8 +8,8 @@ and a seal. The seal is in no message and no tool schema: the server takes a ``/
 import hashlib
 from typing import Any
 
-from gyms.german.tasks import find_task
-from gyms.german_orders import TOOLS
+from gymqual.gyms.german.tasks import find_task
+from gymqual.gyms.german_orders import TOOLS
 
 
 def seal(task_id: str, core: str) -> str:
@@ -23,7 +23,7 @@ def task_fields(task_id: str, core: str) -> dict[str, str]:
 
 
 def row(task_id: str, core: str) -> dict[str, Any]:
-    """Return one complete dataset row; ``core`` is the digest from ``gyms.loaded``."""
+    """Return one complete dataset row; ``core`` is the digest from ``gymqual.gyms.loaded``."""
     return {
         "responses_create_params": {"input": find_task(task_id).prompt, "tools": list(TOOLS)},
         **task_fields(task_id, core),

@@ -32,22 +32,22 @@ from nemo_gym.server_utils import SESSION_ID_KEY
 from pydantic import PrivateAttr, ValidationError
 from starlette.middleware.sessions import SessionMiddleware
 
-from gyms import loaded
-from gyms.base import GymIdentity, InfrastructureError, Kind, Scope
-from gyms.german.tasks import Task
-from gyms.german.tools import PARAMETERS, is_well_formed
-from gyms.german.verifier import Verdict
-from gyms.german_orders import as_verdict
-from gyms.identity import Upstream, identify
-from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
-from gyms.memory import freeze_start
-from gyms.nemo import rows
-from gyms.nemo.bodies import json_object, named_task, refuse, text_of, typed_seed
-from gyms.nemo.launch import IDENTITY_HEADER
-from gyms.nemo.models import GermanOrdersConfig, GermanVerifyRequest, GermanVerifyResponse
-from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
-from gyms.nemo.trajectory import Trajectory, read_trajectory
-from gyms.served import Injected
+from gymqual.gyms import loaded
+from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope
+from gymqual.gyms.german.tasks import Task
+from gymqual.gyms.german.tools import PARAMETERS, is_well_formed
+from gymqual.gyms.german.verifier import Verdict
+from gymqual.gyms.german_orders import as_verdict
+from gymqual.gyms.identity import Upstream, identify
+from gymqual.gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gymqual.gyms.memory import freeze_start
+from gymqual.gyms.nemo import rows
+from gymqual.gyms.nemo.bodies import json_object, named_task, refuse, text_of, typed_seed
+from gymqual.gyms.nemo.launch import IDENTITY_HEADER
+from gymqual.gyms.nemo.models import GermanOrdersConfig, GermanVerifyRequest, GermanVerifyResponse
+from gymqual.gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
+from gymqual.gyms.nemo.trajectory import Trajectory, read_trajectory
+from gymqual.gyms.served import Injected
 
 UPSTREAM = Upstream("nemo-gym", "nemo_gym", "NVIDIA-NeMo/Gym 720b5f3, equality unverified")
 

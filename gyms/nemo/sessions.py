@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.tasks import Task
-from gyms.served import ServedEpisode
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.german.tasks import Task
+from gymqual.gyms.served import ServedEpisode
 
 REMEMBERED_IDS = 100_000
 """Closed and expired ids that are kept so that none is ever opened again."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gyms.german.tools import Call
+from gymqual.gyms.german.tools import Call
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Entry module of the server process: ``python -m gyms.openenv.app``."""
+"""Entry module of the server process: ``python -m gymqual.gyms.openenv.app``."""
 
 from pathlib import Path
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.openenv.launch import forbid_gradio  # noqa: E402  (after install, so that it is recorded)
+from gymqual.gyms.openenv.launch import forbid_gradio  # noqa: E402
 
 forbid_gradio()
 
-from gyms.openenv.server import OrdersService, main  # noqa: E402
+from gymqual.gyms.openenv.server import OrdersService, main  # noqa: E402
 
 if __name__ == "__main__":
     loaded.record(Path(__file__))

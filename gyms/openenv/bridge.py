@@ -5,16 +5,16 @@ never again. The bridge adds nothing and decides nothing: it passes requests on 
 with the reply or with a typed failure. When the trainer ends, its connections end, and with them the server's
 sessions; when the bridge ends, both sides see it.
 
-    python -m gyms.openenv.bridge --port PORT --url http://127.0.0.1:SERVER_PORT
+    python -m gymqual.gyms.openenv.bridge --port PORT --url http://127.0.0.1:SERVER_PORT
 """
 
 from pathlib import Path
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.openenv.launch import forbid_gradio  # noqa: E402  (after install, so that it is recorded)
+from gymqual.gyms.openenv.launch import forbid_gradio  # noqa: E402
 
 forbid_gradio()
 
@@ -36,13 +36,13 @@ except ImportError:
     # Not to be had on every platform.
     uvloop = None
 
-from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, read_identity  # noqa: E402
-from gyms.identity import identify  # noqa: E402
-from gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE  # noqa: E402
-from gyms.memory import freeze_start  # noqa: E402
-from gyms.openenv.channel import PROTOCOL, FrameError, Unpacker, pack  # noqa: E402
-from gyms.openenv.launch import UPSTREAM  # noqa: E402
-from gyms.openenv.strict import StrictClient  # noqa: E402
+from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope, read_identity  # noqa: E402
+from gymqual.gyms.identity import identify  # noqa: E402
+from gymqual.gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE  # noqa: E402
+from gymqual.gyms.memory import freeze_start  # noqa: E402
+from gymqual.gyms.openenv.channel import PROTOCOL, FrameError, Unpacker, pack  # noqa: E402
+from gymqual.gyms.openenv.launch import UPSTREAM  # noqa: E402
+from gymqual.gyms.openenv.strict import StrictClient  # noqa: E402
 
 HELLO_DEADLINE_S = 10.0
 FAREWELL_S = 2.0
@@ -243,7 +243,7 @@ def _service_fault(kind: Kind, detail: str) -> InfrastructureError:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the bridge until a signal ends it."""
-    parser = argparse.ArgumentParser(prog="python -m gyms.openenv.bridge")
+    parser = argparse.ArgumentParser(prog="python -m gymqual.gyms.openenv.bridge")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--url", required=True)
     options = parser.parse_args(arguments)

@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gyms.base import Kind
-from gyms.openenv.launch import MAX_MESSAGE_BYTES
-from gyms.transport import TransportFault
+from gymqual.gyms.base import Kind
+from gymqual.gyms.openenv.launch import MAX_MESSAGE_BYTES
+from gymqual.gyms.transport import TransportFault
 
 PROTOCOL = "gymqual.openenv/1"
 _LENGTH = struct.Struct(">I")

@@ -6,17 +6,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet, read_identity
-from gyms.client import CLOSE_DEADLINE_S, DEFAULT_DEADLINE_S, ClientGym, ClientSession
-from gyms.openenv.channel import PROTOCOL, AsyncChannel, BlockingChannel, Channel
-from gyms.transport import TransportFault
+from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet, read_identity
+from gymqual.gyms.client import CLOSE_DEADLINE_S, DEFAULT_DEADLINE_S, ClientGym, ClientSession
+from gymqual.gyms.openenv.channel import PROTOCOL, AsyncChannel, BlockingChannel, Channel
+from gymqual.gyms.transport import TransportFault
 
 BRIDGE_MARGIN_S = 2.0
 """The bridge bounds the server's part of a request; so much later the bridge itself is given up."""
 
 
 class OpenEnvGym(ClientGym):
-    """A bridge and the OpenEnv service behind it; implements ``gyms.base.Gym``."""
+    """A bridge and the OpenEnv service behind it; implements ``gymqual.gyms.base.Gym``."""
 
     def __init__(
         self,

@@ -3,13 +3,13 @@
 import sys
 from dataclasses import dataclass
 
-from gyms.identity import Upstream
-from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_VARIABLE
+from gymqual.gyms.identity import Upstream
+from gymqual.gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_VARIABLE
 
 UPSTREAM = Upstream("openenv", "openenv", "huggingface/OpenEnv v0.9.0, equality unverified")
 
-SERVER_MODULE = "gyms.openenv.app"
-BRIDGE_MODULE = "gyms.openenv.bridge"
+SERVER_MODULE = "gymqual.gyms.openenv.app"
+BRIDGE_MODULE = "gymqual.gyms.openenv.bridge"
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Of a WebSocket frame and of a frame between trainer and bridge."""
 DEFAULT_PING_INTERVAL_S = 5.0

@@ -26,15 +26,15 @@ from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
-from gyms.base import GymIdentity, InfrastructureError, Kind, Scope
-from gyms.german.tasks import UnknownTask, find_task
-from gyms.german_orders import as_verdict
-from gyms.identity import identify
-from gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
-from gyms.memory import freeze_start
-from gyms.openenv.launch import DEFAULT_PING_INTERVAL_S, DEFAULT_PING_TIMEOUT_S, MAX_MESSAGE_BYTES, UPSTREAM
-from gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification
-from gyms.served import Injected, ServedEpisode
+from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope
+from gymqual.gyms.german.tasks import UnknownTask, find_task
+from gymqual.gyms.german_orders import as_verdict
+from gymqual.gyms.identity import identify
+from gymqual.gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gymqual.gyms.memory import freeze_start
+from gymqual.gyms.openenv.launch import DEFAULT_PING_INTERVAL_S, DEFAULT_PING_TIMEOUT_S, MAX_MESSAGE_BYTES, UPSTREAM
+from gymqual.gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification
+from gymqual.gyms.served import Injected, ServedEpisode
 
 REMEMBERED_IDS = 100_000
 """Episode ids that are kept so that none is ever used again."""
@@ -351,7 +351,7 @@ def _is_loaded(module: str) -> bool:
 
 def main(service: type[OrdersService], arguments: list[str] | None = None) -> None:
     """Serve until a signal ends it; ``service`` is the class that serves."""
-    parser = argparse.ArgumentParser(prog="python -m gyms.openenv.app")
+    parser = argparse.ArgumentParser(prog="python -m gymqual.gyms.openenv.app")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--capacity", type=int, default=DEFAULT_CAPACITY)
     parser.add_argument("--ping-interval", type=float, default=DEFAULT_PING_INTERVAL_S)

@@ -16,8 +16,8 @@ from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.protocol import State
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.openenv.launch import MAX_MESSAGE_BYTES
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.openenv.launch import MAX_MESSAGE_BYTES
 
 KINDS = {
     WSErrorCode.CAPACITY_REACHED: (Kind.CAPACITY, Scope.SERVICE),

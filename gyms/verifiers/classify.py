@@ -1,9 +1,9 @@
 """Tell model, budget and infrastructure failures of a Verifiers run apart.
 
-    python -m gyms.verifiers.classify RUN_DIR [--json]
+    python -m gymqual.gyms.verifiers.classify RUN_DIR [--json]
 
 Upstream ends with 0 whatever failed, and a failed trace adds up to a reward of 0. This reads a run's
-``traces.jsonl`` and alone decides which rollouts have a reward; ``gyms.verifiers.rules`` states by what. Needs
+``traces.jsonl`` and alone decides which rollouts have a reward; ``gymqual.gyms.verifiers.rules`` states by what. Needs
 nothing but the standard library.
 
 Exit code: 0 model and budget outcomes only, 1 infrastructure failures among them, 2 no whole run.
@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gyms.base import Kind
-from gyms.verifiers.rules import Finding, Source, classify
+from gymqual.gyms.base import Kind
+from gymqual.gyms.verifiers.rules import Finding, Source, classify
 
 TRACES = "traces.jsonl"
 CONFIG = "configs/resolved/eval.json"
@@ -45,7 +45,7 @@ def read_run(folder: Path) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m gyms.verifiers.classify", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gymqual.gyms.verifiers.classify", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder of vf-eval")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")

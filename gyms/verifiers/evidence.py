@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gyms.german import verifier
-from gyms.german.episode import MAX_CALLS, replay
-from gyms.german.tasks import find_task
-from gyms.german.tools import ArgumentError, Call, decode_arguments
+from gymqual.gyms.german import verifier
+from gymqual.gyms.german.episode import MAX_CALLS, replay
+from gymqual.gyms.german.tasks import find_task
+from gymqual.gyms.german.tools import ArgumentError, Call, decode_arguments
 
 Trace = Mapping[str, Any]
 """One trace as upstream dumps it: ``model_dump(mode="json", exclude_none=True)``, or of ``traces.jsonl``."""

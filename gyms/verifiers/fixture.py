@@ -27,10 +27,10 @@ from verifiers.v1.graph import prepare_turn
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
-from gyms.german.tools import Call
-from gyms.german_orders import GermanOrders
-from gyms.verifiers.evidence import core_answer
-from gyms.verifiers.taskset import GermanOrdersData, Scripted
+from gymqual.gyms.german.tools import Call
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.verifiers.evidence import core_answer
+from gymqual.gyms.verifiers.taskset import GermanOrdersData, Scripted
 
 MODEL = "scripted"
 """Name that a scripted message carries as its model."""

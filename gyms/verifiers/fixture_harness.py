@@ -5,11 +5,11 @@ A module of its own, named on the command line: a harness beside the taskset wou
 
 from pathlib import Path
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 loaded.record(Path(__file__))
 
-from gyms.verifiers.fixture import FixtureHarness  # noqa: E402  (after install, so that it is recorded)
+from gymqual.gyms.verifiers.fixture import FixtureHarness  # noqa: E402
 
 __all__ = ["FixtureHarness"]

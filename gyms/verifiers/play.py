@@ -1,6 +1,6 @@
 """Play rollouts that are given as data through upstream's own lifecycle, all in one process.
 
-    python -m gyms.verifiers.play PLAN.json OUT_DIR [--served]
+    python -m gymqual.gyms.verifiers.play PLAN.json OUT_DIR [--served]
 
 A process that imports upstream costs about 4.5 CPU seconds, and its tool server as much again: many rollouts with
 different models, scripts and faults share them here. Writes ``OUT_DIR/traces.jsonl`` as vf-eval does.
@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
@@ -28,8 +28,8 @@ from verifiers.v1.utils.loaders import load_environment, load_taskset, resolve_e
 from verifiers.v1.utils.logging import setup_logging  # noqa: E402
 from verifiers.v1.utils.trace_store import TRACES_FILE, append_episode  # noqa: E402
 
-from gyms.verifiers.launch import ENVIRONMENT  # noqa: E402
-from gyms.verifiers.taskset import GermanOrdersTask, Row  # noqa: E402
+from gymqual.gyms.verifiers.launch import ENVIRONMENT  # noqa: E402
+from gymqual.gyms.verifiers.taskset import GermanOrdersTask, Row  # noqa: E402
 
 
 class Rollout(Row, frozen=True):
@@ -112,7 +112,7 @@ async def play(plan: Plan, out: Path, through: Callable[[vf.EnvConfig], Abstract
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 played, 2 not a plan."""
-    parser = argparse.ArgumentParser(prog="python -m gyms.verifiers.play", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gymqual.gyms.verifiers.play", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("plan", type=Path)
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="a folder without rollouts yet")

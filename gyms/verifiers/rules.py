@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gyms.base import Kind
-from gyms.verifiers.evidence import (
+from gymqual.gyms.base import Kind
+from gymqual.gyms.verifiers.evidence import (
     Trace,
     Transcript,
     disagreement,
@@ -86,7 +86,7 @@ class Finding:
 
     source: Source
     kind: str
-    """Infrastructure: a ``gyms.base.Kind``. Else the core's outcome, or what cut the rollout off."""
+    """Infrastructure: a ``gymqual.gyms.base.Kind``. Else the core's outcome, or what cut the rollout off."""
     reward: float | None
     """None: there is no reward, which is not 0."""
     where: str = ""

@@ -19,14 +19,14 @@ from pydantic import BaseModel, Field, field_validator
 from verifiers.v1.agent import Agents
 from verifiers.v1.configs.harness import HarnessConfig
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.german.tasks import POOLS, SPLIT_SHARES, SYSTEM_PROMPT, find_task, make_task
-from gyms.german.tools import Call
-from gyms.german_orders import GermanOrders
-from gyms.identity import Upstream, identify
-from gyms.verifiers.evidence import core_answer, episode_of, read_transcript, verdict_of
-from gyms.verifiers.rules import budget_of, classify, fault_of
-from gyms.verifiers.tools import EpisodeState, GermanOrdersToolset
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.german.tasks import POOLS, SPLIT_SHARES, SYSTEM_PROMPT, find_task, make_task
+from gymqual.gyms.german.tools import Call
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.identity import Upstream, identify
+from gymqual.gyms.verifiers.evidence import core_answer, episode_of, read_transcript, verdict_of
+from gymqual.gyms.verifiers.rules import budget_of, classify, fault_of
+from gymqual.gyms.verifiers.tools import EpisodeState, GermanOrdersToolset
 
 UPSTREAM = Upstream(
     "verifiers", "verifiers", "PrimeIntellect-ai/verifiers v0.4.0 (equality with the published wheel not verified)"

@@ -1,4 +1,4 @@
-"""The tool server that all rollouts of a run share. Upstream starts it as ``python -m gyms.verifiers.tools``.
+"""The tool server that all rollouts of a run share. Upstream starts it as ``python -m gymqual.gyms.verifiers.tools``.
 
 A server per rollout would cost twenty times as much. A rollout's calls are kept in its own state, which upstream
 fetches before and stores after each call. The server answers ``tools/list`` and ``tools/call`` itself: upstream's
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
@@ -24,10 +24,10 @@ from mcp.server.mcpserver import MCPServer  # noqa: E402
 from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool  # noqa: E402
 from pydantic import BaseModel, Field  # noqa: E402
 
-from gyms.german.episode import replay  # noqa: E402
-from gyms.german.tasks import find_task  # noqa: E402
-from gyms.german.tools import Call, Observation  # noqa: E402
-from gyms.german_orders import TOOLS  # noqa: E402
+from gymqual.gyms.german.episode import replay  # noqa: E402
+from gymqual.gyms.german.tasks import find_task  # noqa: E402
+from gymqual.gyms.german.tools import Call, Observation  # noqa: E402
+from gymqual.gyms.german_orders import TOOLS  # noqa: E402
 
 UNAVAILABLE = "FEHLER: Werkzeug nicht verfügbar"
 """What is shown once the server itself has failed; the rollout ends before its next model call."""

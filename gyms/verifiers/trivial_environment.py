@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
-from gyms.verifiers.taskset import Scripted
+from gymqual.gyms.verifiers.taskset import Scripted
 
 __all__ = ["TrivialTaskset"]
 

@@ -6,13 +6,13 @@ stands in ``__all__``: upstream would silently make it the default.
 
 from pathlib import Path
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 loaded.record(Path(__file__))
 
-from gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
-from gyms.verifiers.taskset import GermanOrdersEnv, GermanOrdersTaskset  # noqa: E402
+from gymqual.gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
+from gymqual.gyms.verifiers.taskset import GermanOrdersEnv, GermanOrdersTaskset  # noqa: E402
 
 use_this_interpreter_for_the_chat_program()
 

@@ -1,0 +1,1 @@
+"""Subjects that are broken on purpose: each check is proven on one."""

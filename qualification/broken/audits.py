@@ -6,27 +6,27 @@ from typing import Any
 import pytest
 import torch
 
-from harness.trace import Oracle, Span
-from trainer import generation, objective, rows
-from trainer.draws import Siblings
-from trainer.errors import AuditError
-from trainer.loss_audit import LossAudit
-from trainer.optimizer_oracle import OptimizerOracle
-from trainer.pool import Pool
-from trainer.recorder import SamplerRecorder
+from gymqual.harness.records.trace import Oracle, Span
+from gymqual.trainer.audit import grpo_oracle, rollout_audit, training_rows
+from gymqual.trainer.audit.data_order import Pool
+from gymqual.trainer.audit.independence import Siblings
+from gymqual.trainer.audit.loss_audit import LossAudit
+from gymqual.trainer.audit.optimizer_oracle import OptimizerOracle
+from gymqual.trainer.audit.sampling_recorder import SamplerRecorder
+from gymqual.trainer.runs.errors import AuditError
 
-_rebuild, _record = rows.rebuild, SamplerRecorder.__call__
+_rebuild, _record = training_rows.rebuild, SamplerRecorder.__call__
 
 
 def masks_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """The mask is the trainer's own."""
-    patch.setattr(rows, "require_equal_masks", lambda mask, due, rollout: None)
+    patch.setattr(training_rows, "require_equal_masks", lambda mask, due, rollout: None)
 
 
 def rows_are_matched_by_length(patch: pytest.MonkeyPatch) -> None:
     """A row that cannot be rebuilt is taken for some rollout's."""
 
-    def rebuild(prompt: Sequence[int], completion: Sequence[int], turns: rows.Turns, *others: Any) -> Any:
+    def rebuild(prompt: Sequence[int], completion: Sequence[int], turns: training_rows.Turns, *others: Any) -> Any:
         try:
             return _rebuild(prompt, completion, turns, *others)
         except AuditError:
@@ -34,24 +34,24 @@ def rows_are_matched_by_length(patch: pytest.MonkeyPatch) -> None:
                 drawn.used = True
             return [Span(source="sampled", start=0, end=len(completion))], 0
 
-    patch.setattr(rows, "rebuild", rebuild)
+    patch.setattr(training_rows, "rebuild", rebuild)
 
 
 def episodes_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Ids, messages and environments are believed to belong together."""
-    patch.setattr(rows, "require_episode", lambda episode, messages: None)
-    patch.setattr(rows, "require_messages", lambda row, parsed, messages: None)
+    patch.setattr(training_rows, "require_episode", lambda episode, messages: None)
+    patch.setattr(training_rows, "require_messages", lambda row, parsed, messages: None)
 
 
 def advantages_are_believed(patch: pytest.MonkeyPatch) -> None:
     """What is given is not held to what is computed again."""
-    patch.setattr(generation, "_require_reward", lambda *arguments: None)
+    patch.setattr(rollout_audit, "_require_reward", lambda *arguments: None)
 
 
 def the_oracle_agrees_with_all(patch: pytest.MonkeyPatch) -> None:
     """The usual evidence: there is a gradient."""
     agreed = Oracle(cosine=1.0, norm_ratio=1.0, trainer_norm=1.0, oracle_norm=1.0)
-    patch.setattr(objective, "compare", lambda trainers, oracles: agreed)
+    patch.setattr(grpo_oracle, "compare", lambda trainers, oracles: agreed)
 
 
 def the_mean_is_compared(patch: pytest.MonkeyPatch) -> None:

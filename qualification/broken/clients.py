@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from gyms import client
-from gyms.base import InfrastructureError, Kind, Observation, Scope, Verdict
-from gyms.client import ClientGym, ClientSession
-from gyms.german.tasks import find_task
-from gyms.nemo import rows
-from gyms.nemo.client import NemoGym
-from gyms.openenv.channel import Channel
-from gyms.openenv.client import OpenEnvGym
-from qualification import parity
-from trainer.environment import GymEnvironment
+from gymqual.gyms import client
+from gymqual.gyms.base import InfrastructureError, Kind, Observation, Scope, Verdict
+from gymqual.gyms.client import ClientGym, ClientSession
+from gymqual.gyms.german.tasks import find_task
+from gymqual.gyms.nemo import rows
+from gymqual.gyms.nemo.client import NemoGym
+from gymqual.gyms.openenv.channel import Channel
+from gymqual.gyms.openenv.client import OpenEnvGym
+from gymqual.qualification.support import parity
+from gymqual.trainer.grpo.environment import GymEnvironment
 
 _call, _verify, _open = ClientSession.call, ClientSession.verify, ClientGym.open
 _exchange, _as_row, _row = OpenEnvGym._exchange, parity.as_row, rows.row

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from trainer import adapter_forward
-from trainer.adapter_forward import Forward, Plain
-from trainer.turn_cache import TurnCache
+from gymqual.trainer.grpo import adapter_forward
+from gymqual.trainer.grpo.adapter_forward import Forward, Plain
+from gymqual.trainer.grpo.turn_cache import TurnCache
 
 _merged, _begun, _continued, _keep = (
     adapter_forward.merged,

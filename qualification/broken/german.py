@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from gyms.german import calculator, episode, numbers, tasks, tools, verifier
+from gymqual.gyms.german import calculator, episode, numbers, tasks, tools, verifier
 
 
 def naive_comma_swap(patch: pytest.MonkeyPatch) -> None:

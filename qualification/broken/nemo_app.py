@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-import gyms.broken_core as core  # noqa: E402
 from fastapi import Request  # noqa: E402
 from fastapi.responses import JSONResponse, Response  # noqa: E402
 
-from gyms.base import InfrastructureError  # noqa: E402
-from gyms.german.tasks import find_task  # noqa: E402
-from gyms.german.verifier import Verdict  # noqa: E402
-from gyms.nemo.server import GermanOrdersServer, Handler, main  # noqa: E402
-from gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id  # noqa: E402
-from gyms.nemo.trajectory import Trajectory  # noqa: E402
+import gymqual.gyms.broken_core as core  # noqa: E402
+from gymqual.gyms.base import InfrastructureError  # noqa: E402
+from gymqual.gyms.german.tasks import find_task  # noqa: E402
+from gymqual.gyms.german.verifier import Verdict  # noqa: E402
+from gymqual.gyms.nemo.server import GermanOrdersServer, Handler, main  # noqa: E402
+from gymqual.gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id  # noqa: E402
+from gymqual.gyms.nemo.trajectory import Trajectory  # noqa: E402
 
 
 class BrokenStore(SessionStore):

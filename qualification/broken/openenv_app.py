@@ -9,24 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.openenv.launch import forbid_gradio  # noqa: E402
+from gymqual.gyms.openenv.launch import forbid_gradio  # noqa: E402
 
 forbid_gradio()
 
-import gyms.broken_core as core  # noqa: E402
 from openenv.core.env_server.http_server import HTTPEnvServer  # noqa: E402
 from openenv.core.env_server.interfaces import Environment  # noqa: E402
 
-from gyms.base import InfrastructureError  # noqa: E402
-from gyms.german.tasks import find_task  # noqa: E402
-from gyms.openenv import server  # noqa: E402
-from gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification  # noqa: E402
-from gyms.openenv.server import Handler, OrdersEnvironment, OrdersServer, OrdersService, main  # noqa: E402
-from gyms.served import ServedEpisode  # noqa: E402
+import gymqual.gyms.broken_core as core  # noqa: E402
+from gymqual.gyms.base import InfrastructureError  # noqa: E402
+from gymqual.gyms.german.tasks import find_task  # noqa: E402
+from gymqual.gyms.openenv import server  # noqa: E402
+from gymqual.gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification  # noqa: E402
+from gymqual.gyms.openenv.server import Handler, OrdersEnvironment, OrdersServer, OrdersService, main  # noqa: E402
+from gymqual.gyms.served import ServedEpisode  # noqa: E402
 
 LEAK_BYTES = 400_000
 

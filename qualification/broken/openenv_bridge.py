@@ -12,16 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.openenv import bridge  # noqa: E402  (after install, so that it is recorded)
+from gymqual.gyms.openenv import bridge  # noqa: E402
 
 from websockets.protocol import State  # noqa: E402  isort:skip
 
-from gyms.base import InfrastructureError, Kind, Scope  # noqa: E402
-from gyms.openenv.strict import StrictClient  # noqa: E402
+from gymqual.gyms.base import InfrastructureError, Kind, Scope  # noqa: E402
+from gymqual.gyms.openenv.strict import StrictClient  # noqa: E402
 
 LEAK_BYTES = 400_000
 POLITE_CLOSE = 1012

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import evaluate, retention, rollout, sft, statistics, transcripts
+from gymqual.trainer.evaluation import evaluate, retention, rollout
+from gymqual.trainer.policy import sft, transcripts
+from gymqual.trainer.runs import statistics
 
 
 def a_file_is_edited(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""What goes wrong where several processes train together; each is planted in one of them, or in all."""
+"""What goes wrong where several processes train together; each is planted in one of them, or in all.
+
+Run as a module it is one of these processes.
+"""
 
 import os
 import signal
@@ -11,8 +14,8 @@ from accelerate import Accelerator
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from gyms.base import InfrastructureError, Kind, Scope
-from gyms.local import LocalGym
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
+from gymqual.gyms.local import LocalGym
 
 
 def one_sampler_for_all(rank: int) -> None:
@@ -125,3 +128,17 @@ DEFECTS: Mapping[str, tuple[Callable[[int], None], str]] = {
     "nothing": (nothing, "completed"),
 }
 """What is planted, and what the outcome of the run says."""
+
+
+def main(defect: str, *arguments: str) -> int:
+    """Train as the command does, on tasks that are played in this process, with a defect planted in it."""
+    from gymqual.qualification.support.training.small_run import played_here
+    from gymqual.trainer.grpo import train
+
+    DEFECTS[defect][0](int(os.environ["RANK"]))
+    with played_here():
+        return train.main(list(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -10,11 +10,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gyms import served
-from gyms.german import episode, tasks
-from gyms.german.tasks import Task
-from gyms.german.tools import Call, Observation, as_json, is_well_formed
-from gyms.german.verifier import Verdict
+from gymqual.gyms import served
+from gymqual.gyms.german import episode, tasks
+from gymqual.gyms.german.tasks import Task
+from gymqual.gyms.german.tools import Call, Observation, as_json, is_well_formed
+from gymqual.gyms.german.verifier import Verdict
 
 defect = ""
 """The one that is on."""

@@ -4,8 +4,15 @@ Each entry names what it models, a public report of such a bug where one is know
 it, and the rules of the audit that it breaks. An entry without a check is one that no evidence of ours shows.
 """
 
-from qualification.broken.faults import losses, rewards, rollouts, sampling, tokens, updates  # noqa: F401
-from qualification.broken.faults.catalogue import CATALOGUE, Fault
+from gymqual.qualification.broken.faults import (  # noqa: F401
+    losses,
+    rewards,
+    rollouts,
+    sampling,
+    tokens,
+    updates,
+)
+from gymqual.qualification.broken.faults.catalogue import CATALOGUE, Fault
 
 __all__ = ["CATALOGUE", "Fault", "of_check"]
 

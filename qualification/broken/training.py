@@ -1,6 +1,6 @@
 """Defects of the trainer: each a small patch on a real TRL run, each what a real stack got wrong.
 
-Those that an audit stops are in ``qualification.training.planted``; these leave a run that completes and looks well.
+Those that an audit stops are in ``faults``; these leave a run that completes and looks well.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,18 @@ import pytest
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from gyms.base import InfrastructureError, Observation, Verdict
-from gyms.blocking import BlockingGym, BlockingSession
-from harness.process import Owner
-from trainer import audit, checkpoints, grpo, opening, run_manifest
-from trainer.config import TrainingConfig
-from trainer.environment import GymEnvironment
-from trainer.grpo import GymTrainer
-from trainer.optimizer_oracle import OptimizerOracle
-from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER, TrainingRun
+from gymqual.gyms.base import InfrastructureError, Observation, Verdict
+from gymqual.gyms.blocking import BlockingGym, BlockingSession
+from gymqual.harness.process.server import Owner
+from gymqual.trainer.audit import attach
+from gymqual.trainer.audit.optimizer_oracle import OptimizerOracle
+from gymqual.trainer.grpo import trainer as grpo
+from gymqual.trainer.grpo.environment import GymEnvironment
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.runs import checkpoints, open_gym
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import TrainingConfig
+from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER, TrainingRun
 
 _arguments, _call, _write, _init = grpo._arguments, BlockingSession.call, run_manifest.write, GymTrainer.__init__
 
@@ -73,12 +76,12 @@ def the_oracle_is_skipped(patch: pytest.MonkeyPatch) -> None:
 def external_tokens_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """Totals that leave out what is not trained."""
 
-    def init(self: audit.Audit, *arguments: Any, **named: Any) -> None:
+    def init(self: attach.Audit, *arguments: Any, **named: Any) -> None:
         _audit_init(self, *arguments, **named)
         self.tokens = _NoExternal(self.tokens)
 
-    _audit_init = audit.Audit.__init__
-    patch.setattr(audit.Audit, "__init__", init)
+    _audit_init = attach.Audit.__init__
+    patch.setattr(attach.Audit, "__init__", init)
 
 
 class _NoExternal(dict[str, int]):
@@ -128,7 +131,7 @@ def sessions_are_left_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GymTrainer, "close_environments", lambda self: None)
     patch.setattr(BlockingGym, "close", lambda self: None)
     # A bridge that ends takes its sessions with it.
-    patch.setattr(opening, "Owner", Forgetful)
+    patch.setattr(open_gym, "Owner", Forgetful)
 
 
 def the_buffer_is_lost(patch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.files import readable_json
-from harness.trace import LEGEND
-from qualification.broken.training_runs import Alteration, other, rewards_swapped_in_a_group, unlike_rows
-from qualification.training.small_run import Dump
-from trainer.run_manifest import ADAPTER
-from trainer.tensors import ADAPTER as TENSORS
-from trainer.tensors import tensors_digest
+from gymqual.harness.records.files import readable_json
+from gymqual.harness.records.trace import LEGEND
+from gymqual.qualification.broken.training_runs import Alteration, other, rewards_swapped_in_a_group, unlike_rows
+from gymqual.qualification.support.training.small_run import Dump
+from gymqual.trainer.runs.manifest import ADAPTER
+from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
+from gymqual.trainer.runs.tensors import tensors_digest
 
 
 def an_id_everywhere(run: Dump) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qualification.training.small_run import Dump
-from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
-from trainer.tensors import ADAPTER as TENSORS
+from gymqual.qualification.support.training.small_run import Dump
+from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER
+from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 Alteration = Callable[[Dump], object]
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
@@ -17,15 +17,15 @@ from verifiers.v1.agent import Agents  # noqa: E402
 from verifiers.v1.serve import EnvServer  # noqa: E402
 from verifiers.v1.types import Response, TurnTokens  # noqa: E402
 
-from gyms.base import GymIdentity  # noqa: E402
-from gyms.german.tasks import find_task  # noqa: E402
-from gyms.german.tools import Call, Observation  # noqa: E402
-from gyms.verifiers import fixture, rules, taskset  # noqa: E402
-from gyms.verifiers.evidence import episode_of, read_transcript, verdict_of  # noqa: E402
-from gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
-from gyms.verifiers.rules import budget_of  # noqa: E402
-from gyms.verifiers.taskset import GermanOrdersEnv, GermanOrdersTask, GermanOrdersTaskset  # noqa: E402
-from gyms.verifiers.tools import EpisodeState, GermanOrdersToolset  # noqa: E402
+from gymqual.gyms.base import GymIdentity  # noqa: E402
+from gymqual.gyms.german.tasks import find_task  # noqa: E402
+from gymqual.gyms.german.tools import Call, Observation  # noqa: E402
+from gymqual.gyms.verifiers import fixture, rules, taskset  # noqa: E402
+from gymqual.gyms.verifiers.evidence import episode_of, read_transcript, verdict_of  # noqa: E402
+from gymqual.gyms.verifiers.offline import use_this_interpreter_for_the_chat_program  # noqa: E402
+from gymqual.gyms.verifiers.rules import budget_of  # noqa: E402
+from gymqual.gyms.verifiers.taskset import GermanOrdersEnv, GermanOrdersTask, GermanOrdersTaskset  # noqa: E402
+from gymqual.gyms.verifiers.tools import EpisodeState, GermanOrdersToolset  # noqa: E402
 
 __all__ = ["GermanOrdersEnv", "GermanOrdersTaskset"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gyms.verifiers import rules
+from gymqual.gyms.verifiers import rules
 
 
 def positive_logprobs_pass(monkeypatch: pytest.MonkeyPatch) -> None:

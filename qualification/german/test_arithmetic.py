@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simpleeval import simple_eval
 
-from gyms.german import calculator, numbers
-from gyms.german.calculator import MAX_CHARS, MAX_RESULT_CHARS
-from gyms.german.numbers import MAX_DIGITS
-from harness.checks import check, explain
-from qualification.german.expressions import Expression, counted, expressions
-from qualification.german.tables import HEAVY, HOSTILE, REFUSED, TABLE, UNSHRUNK, Reading, differences
+from gymqual.gyms.german import calculator, numbers
+from gymqual.gyms.german.calculator import MAX_CHARS, MAX_RESULT_CHARS
+from gymqual.gyms.german.numbers import MAX_DIGITS
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.support.german.expressions import Expression, counted, expressions
+from gymqual.qualification.support.german.tables import HEAVY, HOSTILE, REFUSED, TABLE, UNSHRUNK, Reading, differences
 
 pytestmark = pytest.mark.cpu_smoke
 

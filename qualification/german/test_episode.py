@@ -15,12 +15,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gyms.german import episode, tasks, tools, verifier
-from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
-from qualification.german.expressions import expressions
-from qualification.german.ledger import STEPS, Ledger, arguments, grouped, step
-from qualification.german.tables import ANSWERS, CALL_REFUSALS, OUTCOMES, differences, malformed_calls
+from gymqual.gyms.german import episode, tasks, tools, verifier
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.support.german.expressions import expressions
+from gymqual.qualification.support.german.ledger import STEPS, Ledger, arguments, grouped, step
+from gymqual.qualification.support.german.tables import ANSWERS, CALL_REFUSALS, OUTCOMES, differences, malformed_calls
 
 pytestmark = pytest.mark.cpu_smoke
 

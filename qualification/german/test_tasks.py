@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyms.german import tasks
-from harness.checks import check, explain
-from qualification.german.interpreters import ROOT, interpreters, run_python, task_digests
-from qualification.german.tables import UNSHRUNK
+from gymqual.gyms.german import tasks
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.support.german.interpreters import ROOT, interpreters, run_python, task_digests
+from gymqual.qualification.support.german.tables import UNSHRUNK
 
 pytestmark = pytest.mark.cpu_smoke
 
@@ -126,7 +126,7 @@ def foreign_imports(source: Source) -> list[str]:
 
 
 def own_sources() -> Sequence[Source]:
-    core = [Source(path, "gyms.german") for path in sorted((ROOT / "gyms/german").rglob("*.py"))]
+    core = [Source(path, "gymqual.gyms.german") for path in sorted((ROOT / "gyms/german").rglob("*.py"))]
     return [*core, Source(ROOT / "gyms/base.py", "gyms"), Source(ROOT / "gyms/german_orders.py", "gyms")]
 
 

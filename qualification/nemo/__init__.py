@@ -1,0 +1,1 @@
+"""Documented checks of the NeMo Gym service and its client."""

@@ -15,19 +15,19 @@ from typing import Any
 import psutil
 import pytest
 
-from gyms.base import Kind, Replay, Script, ToolCall
-from gyms.blocking import BlockingGym, BlockingSession
-from gyms.german_orders import GermanOrders
-from gyms.nemo.client import NemoGym
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.faults import Fault, FaultProxy
-from harness.run import Run
-from harness.services import GymService
-from qualification.ends import disagreements, fault_and_reset, three_ends
-from qualification.nemo.conftest import Connect, Serve
-from qualification.nemo.wire import Wire
-from qualification.scenarios import (
+from gymqual.gyms.base import Kind, Replay, Script, ToolCall
+from gymqual.gyms.blocking import BlockingGym, BlockingSession
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.nemo.client import NemoGym
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.process.fault_proxy import Fault, FaultProxy
+from gymqual.harness.stacks.services import GymService
+from gymqual.qualification.fixtures.nemo import Connect, Serve
+from gymqual.qualification.support.ends import disagreements, fault_and_reset, three_ends
+from gymqual.qualification.support.nemo.wire import Wire
+from gymqual.qualification.support.scenarios import (
     HOSTILE_CALLS,
     MALFORMED_CALLS,
     async_fault_of,
@@ -38,7 +38,7 @@ from qualification.scenarios import (
     right_path,
     told,
 )
-from qualification.subjects import edited_subject
+from gymqual.qualification.support.subjects import edited_subject
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -367,9 +367,9 @@ async def _play_at_once(service: GymService, orders: GermanOrders, scripts: list
 
 EXIT_WITHOUT_CLOSING = """
 import sys
-from gyms.blocking import BlockingGym
-from gyms.german_orders import GermanOrders
-from gyms.nemo.client import NemoGym
+from gymqual.gyms.blocking import BlockingGym
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.nemo.client import NemoGym
 gym = BlockingGym(NemoGym(sys.argv[1], sys.argv[2], GermanOrders(), blocking=True))
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]
 """

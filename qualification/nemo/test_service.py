@@ -15,19 +15,26 @@ from typing import Any
 import httpx
 import pytest
 
-from gyms import loaded
-from gyms.base import GymIdentity, ToolCall, read_identity
-from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.files import sha256_file
-from harness.run import Run
-from harness.services import GymService
-from qualification.nemo import forgery
-from qualification.nemo.conftest import Serve
-from qualification.nemo.wire import NativeRollout, Wire, replayed
-from qualification.scenarios import HOSTILE_BODIES, TURNS, groups, malformed_answers, right_answer, wait_for
-from qualification.subjects import edited_before_and_while_it_runs, installed_digest
+from gymqual.gyms import loaded
+from gymqual.gyms.base import GymIdentity, ToolCall, read_identity
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.records.files import sha256_file
+from gymqual.harness.stacks.services import GymService
+from gymqual.qualification.fixtures.nemo import Serve
+from gymqual.qualification.support.nemo import forgery
+from gymqual.qualification.support.nemo.wire import NativeRollout, Wire, replayed
+from gymqual.qualification.support.scenarios import (
+    HOSTILE_BODIES,
+    TURNS,
+    groups,
+    malformed_answers,
+    right_answer,
+    wait_for,
+)
+from gymqual.qualification.support.subjects import edited_before_and_while_it_runs, installed_digest
 
 pytestmark = [pytest.mark.gym("nemo"), pytest.mark.cpu_smoke]
 
@@ -43,7 +50,7 @@ def test_the_server_identifies_the_bytes_it_runs(
     answer = nemo.bridge("identity").json()
     identity = answer["identity"]
     other, asked_again = edited_before_and_while_it_runs(run, serve, _told)
-    staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
+    staged = {name: sha256_file(run.subject.package / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "healthy": nemo.http.get("/healthz").json(),
         "upstream": (identity["upstream"], identity["upstream_modified"], identity["python"]),
@@ -62,7 +69,7 @@ def test_the_server_identifies_the_bytes_it_runs(
         "upstream base": True,
         "native routes missing": set(),
         "sources": staged,
-        "core": loaded.core_on_disk(run.subject.python_path / "gyms"),
+        "core": loaded.core_on_disk(run.subject.package / "gyms"),
         "changed by the edit": ["gyms/german/tasks.py"],
         "core follows": True,
         "changed by an edit while it runs": False,

@@ -17,21 +17,21 @@ from typing import Any
 import psutil
 import pytest
 
-from gyms.base import Kind, Script, Verdict
-from gyms.german_orders import GermanOrders
-from gyms.openenv.client import OpenEnvGym
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.files import ROOT
-from harness.process import Server
-from harness.run import Run
-from harness.services import GymService, greet_bridge
-from qualification.ends import disagreements, fault_and_reset, three_ends
-from qualification.openenv.conftest import BridgeTo, Connect, Serve
-from qualification.openenv.endurance import RSS_GROWTH_BYTES, WARM_UP, held
-from qualification.openenv.strangers import NO_FRAMES, another_product, ends
-from qualification.openenv.wire import Wire, wired
-from qualification.scenarios import (
+from gymqual.gyms.base import Kind, Script, Verdict
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.openenv.client import OpenEnvGym
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.process.server import Server
+from gymqual.harness.records.files import ROOT
+from gymqual.harness.stacks.services import GymService, greet_bridge
+from gymqual.qualification.fixtures.openenv import BridgeTo, Connect, Serve
+from gymqual.qualification.support.ends import disagreements, fault_and_reset, three_ends
+from gymqual.qualification.support.openenv.endurance import RSS_GROWTH_BYTES, WARM_UP, held
+from gymqual.qualification.support.openenv.strangers import NO_FRAMES, another_product, ends
+from gymqual.qualification.support.openenv.wire import Wire, wired
+from gymqual.qualification.support.scenarios import (
     HOSTILE_CALLS,
     MALFORMED_CALLS,
     fault_of,
@@ -42,8 +42,8 @@ from qualification.scenarios import (
     told,
     wait_for,
 )
-from qualification.subjects import edited_subject
-from trainer.environment import environment_class
+from gymqual.qualification.support.subjects import edited_subject
+from gymqual.trainer.grpo.environment import environment_class
 
 pytestmark = [pytest.mark.gym("openenv"), pytest.mark.cpu_smoke]
 
@@ -423,16 +423,16 @@ def test_sessions_are_closed_and_faults_stick(
 
 TRAINER_MODULES = """
 import sys
-import gyms.openenv.client, trainer.environment
+import gymqual.gyms.openenv.client, gymqual.trainer.grpo.environment
 from importlib.util import find_spec
 print(*[name for name in ("openenv", "fastmcp", "gradio") if name in sys.modules or find_spec(name)])
 """
 
 EXIT_WITHOUT_CLOSING = """
 import sys
-from gyms.blocking import BlockingGym
-from gyms.german_orders import GermanOrders
-from gyms.openenv.client import OpenEnvGym
+from gymqual.gyms.blocking import BlockingGym
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.openenv.client import OpenEnvGym
 gym = BlockingGym(OpenEnvGym(int(sys.argv[1]), sys.argv[2], GermanOrders(), blocking=True))
 sessions = [gym.open("v1/dev/0/0") for _ in range(3)]
 """

@@ -13,23 +13,37 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from gyms import loaded
-from gyms.base import GymIdentity, ToolCall, read_identity
-from gyms.german_orders import GermanOrders
-from harness.checks import Planted, check, explain
-from harness.evidence import Evidence
-from harness.faults import Fault, FaultProxy
-from harness.files import sha256_file
-from harness.run import Run
-from harness.services import GymService
-from qualification.openenv.conftest import Serve
-from qualification.openenv.endurance import RESETS, RSS_GROWTH_BYTES, WARM_UP, growth, reset_and_play, within
-from qualification.openenv.frames import MISUSES, REFUSED, SCORED, consequences
-from qualification.openenv.leaving import client_process, frees_its_slot, kill
-from qualification.openenv.sdk import played_by_sdk, sdk_client
-from qualification.openenv.wire import Socket, Wire, kind, observed, outcome, transcript, wired
-from qualification.scenarios import TURNS, groups, malformed_answers, right_answer, right_path, wait_for
-from qualification.subjects import edited_before_and_while_it_runs, installed_digest
+from gymqual.gyms import loaded
+from gymqual.gyms.base import GymIdentity, ToolCall, read_identity
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import Planted, check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.process.fault_proxy import Fault, FaultProxy
+from gymqual.harness.records.files import sha256_file
+from gymqual.harness.stacks.services import GymService
+from gymqual.qualification.fixtures.openenv import Serve
+from gymqual.qualification.support.openenv.endurance import (
+    RESETS,
+    RSS_GROWTH_BYTES,
+    WARM_UP,
+    growth,
+    reset_and_play,
+    within,
+)
+from gymqual.qualification.support.openenv.frames import MISUSES, REFUSED, SCORED, consequences
+from gymqual.qualification.support.openenv.leaving import client_process, frees_its_slot, kill
+from gymqual.qualification.support.openenv.sdk import played_by_sdk, sdk_client
+from gymqual.qualification.support.openenv.wire import Socket, Wire, kind, observed, outcome, transcript, wired
+from gymqual.qualification.support.scenarios import (
+    TURNS,
+    groups,
+    malformed_answers,
+    right_answer,
+    right_path,
+    wait_for,
+)
+from gymqual.qualification.support.subjects import edited_before_and_while_it_runs, installed_digest
 
 pytestmark = [pytest.mark.gym("openenv"), pytest.mark.cpu_smoke]
 
@@ -45,7 +59,7 @@ def test_the_server_identifies_the_bytes_it_runs(
     answer = wire.bridge("identity")
     identity, process = answer["identity"], answer["process"]
     other, asked_again = edited_before_and_while_it_runs(run, serve, _told)
-    staged = {name: sha256_file(run.subject.python_path / name) for name in other.sources if name.startswith("gyms/")}
+    staged = {name: sha256_file(run.subject.package / name) for name in other.sources if name.startswith("gyms/")}
     seen = {
         "upstream": (identity["upstream"], identity["upstream_modified"], identity["python"]),
         "upstream digest": identity["upstream_digest"],
@@ -62,7 +76,7 @@ def test_the_server_identifies_the_bytes_it_runs(
         "upstream digest": installed_digest(run.stack("openenv"), "openenv"),
         "loaded": (False, False, 404),
         "sources": staged,
-        "core": loaded.core_on_disk(run.subject.python_path / "gyms"),
+        "core": loaded.core_on_disk(run.subject.package / "gyms"),
         "changed by the edit": ["gyms/german/tasks.py"],
         "core follows": True,
         "changed by an edit while it runs": False,

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from gyms.german_orders import GermanOrders
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.faults import Fault, FaultProxy
-from harness.run import Run
-from qualification.openenv.conftest import BridgeTo, Connect, Serve
-from qualification.openenv.losses import DEADLINE_S, TASK, Loss, in_flight, loss_of, solves
-from qualification.openenv.sdk import sdk_client
-from qualification.openenv.wire import wired
-from qualification.scenarios import fault_of, wait_for
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.process.fault_proxy import Fault, FaultProxy
+from gymqual.qualification.fixtures.openenv import BridgeTo, Connect, Serve
+from gymqual.qualification.support.openenv.losses import DEADLINE_S, TASK, Loss, in_flight, loss_of, solves
+from gymqual.qualification.support.openenv.sdk import sdk_client
+from gymqual.qualification.support.openenv.wire import wired
+from gymqual.qualification.support.scenarios import fault_of, wait_for
 
 pytestmark = [pytest.mark.gym("openenv"), pytest.mark.cpu_smoke]
 

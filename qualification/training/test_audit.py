@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from qualification.broken.trainers import of_check
-from qualification.training.planted import due_of, sampled_ids, stops_of
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.broken.planted import due_of, sampled_ids, stops_of
+from gymqual.qualification.broken.trainers import of_check
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.filterwarnings("ignore")]
 

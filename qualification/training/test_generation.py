@@ -10,18 +10,20 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import GenerationConfig
 
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from qualification.broken.generation import DEFECTS, SEEN_IN
-from qualification.training.planted import audited, stopped_by
-from qualification.training.small_run import train_small
-from trainer import adapter_forward, gym_training, recorder, replay_audit
-from trainer.config import CONFIG, training_config, write_config
-from trainer.errors import AuditError
-from trainer.grpo import GymTrainer
-from trainer.plain import PlainTRL
-from trainer.policy import load_policy
-from trainer.turn_cache import TurnCache
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.broken.generation import DEFECTS, SEEN_IN
+from gymqual.qualification.broken.planted import audited, stopped_by
+from gymqual.qualification.support.training.small_run import train_small
+from gymqual.trainer.audit import sampling_recorder
+from gymqual.trainer.grpo import adapter_forward, train
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.grpo.turn_cache import TurnCache
+from gymqual.trainer.policy.loading import load_policy
+from gymqual.trainer.profiling.plain import PlainTRL
+from gymqual.trainer.replay import audit as replay_audit
+from gymqual.trainer.runs.config import CONFIG, training_config, write_config
+from gymqual.trainer.runs.errors import AuditError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -32,7 +34,7 @@ def draws_of(kind: type[GymTrainer], folder: Path, **settings: Any) -> tuple[lis
 
     class Noting(kind):
         def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
-            with recorder.recording(self.model) as sampler:
+            with sampling_recorder.recording(self.model) as sampler:
                 made = super()._generate_single_turn(*arguments, **named)
             noted.append([(ids, sampler.logprobs(row, ids)) for row, ids in enumerate(made[0])])
             return made
@@ -153,7 +155,7 @@ def _sampled(turns: TurnCache, contexts: list[list[int]], config: Any) -> list[t
     width = max(map(len, contexts))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in contexts])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts])
-    with recorder.recording(turns._model) as sampler:
+    with sampling_recorder.recording(turns._model) as sampler:
         made = turns(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
     [end] = config.eos_token_id
     cut = [row[: row.index(end) + 1] if end in row else row for row in made]
@@ -281,7 +283,7 @@ def test_an_unknown_generation_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     """A configuration with another generation MUST be refused by one line that names field and choices."""
     path = tmp_path / CONFIG
     write_config(training_config("mini4", "", "nemo", 43).model_copy(update={"generation": "fast"}), path)
-    code = gym_training.main([str(path)])
+    code = train.main([str(path)])
     said = capsys.readouterr().err
     expected = f"gym_training: {path}: generation: Input should be 'exact' or 'cached'\n"
     assert (code, said) == (2, expected), explain(

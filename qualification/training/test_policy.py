@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gyms.german_orders import GermanOrders
-from gyms.local import LocalGym
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from qualification.training.scripted import ScriptedPolicy
-from trainer import retention, rollout, sft, statistics, transcripts
-from trainer.evaluate import Evaluation, evaluate
-from trainer.policy import EMBEDDED, FOLDER, Policy, load_policy, policy_folder
-from trainer.rollout import Sampling
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.local import LocalGym
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.support.training.scripted import ScriptedPolicy
+from gymqual.trainer.evaluation import retention, rollout
+from gymqual.trainer.evaluation.evaluate import Evaluation, evaluate
+from gymqual.trainer.evaluation.rollout import Sampling
+from gymqual.trainer.policy import sft, transcripts
+from gymqual.trainer.policy.loading import EMBEDDED, FOLDER, Policy, load_policy, policy_folder
+from gymqual.trainer.runs import statistics
 
 pytestmark = pytest.mark.cpu_qualification
 

@@ -9,16 +9,16 @@ from collections import Counter
 
 import pytest
 
-from gyms.base import ToolCall
-from gyms.german_orders import GermanOrders
-from harness.checks import Planted, check, explain
-from harness.evidence import Evidence
-from harness.files import ROOT
-from harness.run import Run
-from qualification.training.qualified import GROUP, STEPS, Trained, trained_through
-from trainer.config import Bands
-from trainer.run_manifest import COMPLETED
-from trainer.tensors import compare_tensors, load_adapter
+from gymqual.gyms.base import ToolCall
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import Planted, check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.records.files import ROOT
+from gymqual.qualification.support.training.qualified import GROUP, STEPS, Trained, trained_through
+from gymqual.trainer.runs.config import Bands
+from gymqual.trainer.runs.manifest import COMPLETED
+from gymqual.trainer.runs.tensors import compare_tensors, load_adapter
 
 _RUNS: dict[tuple[str, str, str], Trained] = {}
 
@@ -232,7 +232,7 @@ def test_the_saved_adapter_is_the_trained_policy(trained: Trained, evidence: Evi
 FRESH_PROCESS = """
 import json, sys, torch
 from pathlib import Path
-from trainer.policy import load_policy
+from gymqual.trainer.policy.loading import load_policy
 folder = Path(sys.argv[2])
 probe = json.loads((folder / "probe.json").read_text())
 ids = torch.tensor([probe["ids"]])
@@ -249,7 +249,7 @@ print(largest)
 def test_the_replay_audit_holds(trained: Trained, evidence: Evidence) -> None:
     """An independent replay of the raw evidence MUST hold every claim of the run's manifest."""
     audited = subprocess.run(
-        [sys.executable, "-m", "trainer.replay_audit", trained.folder],
+        [sys.executable, "-m", "gymqual", "replay", trained.folder],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -259,7 +259,7 @@ def test_the_replay_audit_holds(trained: Trained, evidence: Evidence) -> None:
     evidence.attach("replay_audit.txt", audited.stdout + audited.stderr)
     broken = [line for line in audited.stdout.splitlines() if line.startswith("BROKEN")]
     assert (audited.returncode, broken) == (0, []), explain(
-        subject="exit code and broken claims of trainer.replay_audit",
+        subject="exit code and broken claims of gymqual.trainer.replay.audit",
         expected=(0, []),
         got=(audited.returncode, broken or audited.stderr[-600:]),
         cause="the manifest claims what its evidence does not show",

@@ -19,24 +19,26 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from gyms.launch import SECRET_VARIABLE
-from harness.checks import check, explain
-from harness.divergence import first_difference
-from harness.errors import HarnessError
-from harness.evidence import Evidence
-from harness.files import ROOT, readable_json
-from harness.manifest import MANIFEST
-from harness.run import Run
-from harness.trace import TRACE
-from qualification.training.qualified import qualification_config, require_device, served
-from qualification.training.small_run import train_locally
-from trainer import checkpoints, replay_audit, run_manifest
-from trainer.config import CONFIG, TrainingConfig, training_config, write_config
-from trainer.divergence import differences
-from trainer.errors import AuditError
-from trainer.grpo import GymTrainer
-from trainer.policy import load_policy
-from trainer.run_manifest import COMPLETED
+from gymqual.gyms.launch import SECRET_VARIABLE
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.records.divergence import first_difference
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import ROOT, readable_json
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.trace import TRACE
+from gymqual.qualification.support.training.qualified import qualification_config, require_device, served
+from gymqual.qualification.support.training.small_run import train_locally
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.policy.loading import load_policy
+from gymqual.trainer.replay import audit
+from gymqual.trainer.runs import checkpoints
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import CONFIG, TrainingConfig, training_config, write_config
+from gymqual.trainer.runs.divergence import differences
+from gymqual.trainer.runs.errors import AuditError
+from gymqual.trainer.runs.manifest import COMPLETED
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -120,10 +122,10 @@ def test_a_killed_process_is_continued_by_another(
         for folder in folders:
             folder.mkdir(parents=True)
             write_config(config, folder / CONFIG)
-        command = [sys.executable, "-m", "trainer.gym_training", "--gym-url", service.server.url]
+        command = [sys.executable, "-m", "gymqual", "train", "--gym-url", service.server.url]
         codes = [_ended(command, folders[0]), _killed(command, folders[1], number, step)]
         codes.append(_ended([*command, "--resume"], folders[1]))
-    broken = replay_audit.audit(folders[1]).broken
+    broken = audit.audit(folders[1]).broken
     seen = (codes[0], codes[2], differences(folders[0], folders[1], STEPS), broken)
     assert seen == (0, 0, [], False), explain(
         subject=f"exit codes whole and continued, differences, and whether the replay is broken (killed: {codes[1]})",

@@ -13,20 +13,21 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from gyms.base import Replay
-from gyms.blocking import run_to_end
-from gyms.german_orders import GermanOrders
-from gyms.launch import SECRET_VARIABLE
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.run import Run
-from harness.services import GymService, start_nemo, start_openenv
-from harness.trace import TRACE, read_trace
-from qualification.training.qualified import GROUP, qualification_config, served
-from trainer import gym_training, run_manifest
-from trainer.config import CONFIG, write_config
-from trainer.environment import GymEnvironment
-from trainer.grpo import GymTrainer
+from gymqual.gyms.base import Replay
+from gymqual.gyms.blocking import run_to_end
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.launch import SECRET_VARIABLE
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.records.trace import TRACE, read_trace
+from gymqual.harness.stacks.services import GymService, start_nemo, start_openenv
+from gymqual.qualification.support.training.qualified import GROUP, qualification_config, served
+from gymqual.trainer.grpo import train
+from gymqual.trainer.grpo.environment import GymEnvironment
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import CONFIG, write_config
 
 pytestmark = [pytest.mark.cpu_qualification, pytest.mark.timeout(600)]
 
@@ -55,7 +56,7 @@ def _disagree(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: A
 
 def _kill_bridge(service: GymService, run: Run, patch: pytest.MonkeyPatch, model: Any) -> None:
     for child in psutil.Process().children():
-        if "gyms.openenv.bridge" in child.cmdline():
+        if "gymqual.gyms.openenv.bridge" in child.cmdline():
             child.kill()
             child.wait(10)
 
@@ -175,7 +176,7 @@ def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch, strike: S
 
         patched.setattr(GymTrainer, "__init__", init)
         patched.setenv(SECRET_VARIABLE, service.secret)
-        code = gym_training.main([str(folder / CONFIG), "--gym-url", service.server.url])
+        code = train.main([str(folder / CONFIG), "--gym-url", service.server.url])
         if service.server.alive:
             service.server.resume()
     return {"exit code": code, **_left(folder)}

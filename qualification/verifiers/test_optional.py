@@ -1,17 +1,17 @@
 """Verifiers, five optional checks: tokens, renderers, replay and resume, the environment server, a real model.
 
 A trainer of Prime's stack reads token ids, masks and log-probabilities off these very traces. The models are the
-embedded policy, sampled for real behind ``trainer.serve``, or the server that ``--inference-url`` names.
+embedded policy, sampled for real behind ``gymqual serve-policy``, or the server that ``--inference-url`` names.
 """
 
 import json
 
 import pytest
 
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from qualification.verifiers.expected import Seen, account, of_trace
-from qualification.verifiers.lab import SPOILS, Lab
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.qualification.support.verifiers.expected import Seen, account, of_trace
+from gymqual.qualification.support.verifiers.lab import SPOILS, Lab
 
 pytestmark = [pytest.mark.gym("verifiers"), pytest.mark.optional]
 

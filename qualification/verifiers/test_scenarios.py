@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gyms import loaded
-from gyms.verifiers.launch import ENVIRONMENT, FIXTURE
-from harness.checks import check, explain
-from harness.evidence import Evidence
-from harness.files import sha256_file
-from harness.run import Run
-from qualification.subjects import installed_digest
-from qualification.verifiers.expected import (
+from gymqual.gyms import loaded
+from gymqual.gyms.verifiers.launch import ENVIRONMENT, FIXTURE
+from gymqual.harness.plugin.evidence import Evidence
+from gymqual.harness.plugin.registry import check, explain
+from gymqual.harness.plugin.run import Run
+from gymqual.harness.records.files import sha256_file
+from gymqual.qualification.support.subjects import installed_digest
+from gymqual.qualification.support.verifiers.expected import (
     DOCUMENTED_ROLLOUTS,
     FAULTS,
     PAID,
@@ -28,7 +28,7 @@ from qualification.verifiers.expected import (
     of_trace,
     tampered,
 )
-from qualification.verifiers.lab import MANY, ONE, Lab, classified
+from gymqual.qualification.support.verifiers.lab import MANY, ONE, Lab, classified
 
 pytestmark = [pytest.mark.gym("verifiers"), pytest.mark.cpu_smoke]
 

@@ -1,11 +1,11 @@
 """The report of a matched experiment for people, rendered from its summary and plan."""
 
-from trainer.experiment.curves import CURVES
-from trainer.experiment.frozen import PROTOCOL
-from trainer.experiment.plan import Plan
-from trainer.experiment.result import SUMMARY, Arm, Summary
-from trainer.learning_card import agreement_words, words
-from trainer.learning_result import Success
+from gymqual.trainer.experiment.curves import CURVES
+from gymqual.trainer.experiment.frozen import PROTOCOL
+from gymqual.trainer.experiment.plan import Plan
+from gymqual.trainer.experiment.result import SUMMARY, Arm, Summary
+from gymqual.trainer.learning.card import agreement_words, words
+from gymqual.trainer.learning.result import Success
 
 CARD = "README.md"
 
@@ -43,7 +43,7 @@ def card(summary: Summary, plan: Plan) -> str:
         *(["## Notes", "\n".join(f"- {note}" for note in summary.notes)] if summary.notes else []),
         "## What these figures do not say",
         "\n".join(f"- {limit}" for limit in summary.limits),
-        f"Made by `python -m trainer.schedule`. `{SUMMARY}` holds every figure above and the sha256 of the files "
+        f"Made by `gymqual experiment`. `{SUMMARY}` holds every figure above and the sha256 of the files "
         "beside it, from whose single outcomes the suite derives them again.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -5,7 +5,7 @@ from io import BytesIO
 import matplotlib
 from matplotlib.figure import Figure
 
-from trainer.experiment.result import Summary
+from gymqual.trainer.experiment.result import Summary
 
 CURVES = "curves.svg"
 WINDOW = 8

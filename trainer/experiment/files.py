@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.experiment.plan import RetentionData
+from gymqual.trainer.experiment.plan import RetentionData
 
 BASELINE = "baseline"
 """Folder of the policy before training; every arm has one of its gym's name."""

@@ -11,21 +11,21 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gyms import loaded
-from gyms.german_orders import GermanOrders
-from harness import __version__
-from harness.errors import HarnessError
-from harness.files import readable_json, sha256_file, write_atomically
-from harness.manifest import Sha256
-from trainer import retention
-from trainer.config import TrainingConfig, training_config
-from trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
-from trainer.experiment.protocol import TITLE, protocol
-from trainer.gym_training import device_name
-from trainer.learning_result import read_result
-from trainer.opening import opened_gym
-from trainer.policy import load_policy
-from trainer.run_manifest import PolicyRecord
+from gymqual import __version__
+from gymqual.gyms import loaded
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.records.manifest import Sha256
+from gymqual.trainer.evaluation import retention
+from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
+from gymqual.trainer.experiment.protocol import TITLE, protocol
+from gymqual.trainer.grpo.train import device_name
+from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.policy.loading import load_policy
+from gymqual.trainer.runs.config import TrainingConfig, training_config
+from gymqual.trainer.runs.manifest import PolicyRecord
+from gymqual.trainer.runs.open_gym import opened_gym
 
 PLAN = "experiment.json"
 PROTOCOL = "protocol.md"
@@ -139,7 +139,7 @@ def read_plan(folder: Path) -> Plan:
     """Read a plan; raises HarnessError for one that is missing, no plan, or no longer what its protocol says."""
     path = folder / PLAN
     if not path.exists():
-        raise HarnessError(f"{path} is missing; make one with python -m trainer.prepare --experiment {folder}")
+        raise HarnessError(f"{path} is missing; make one with gymqual prepare --experiment {folder}")
     plan = read_result(path, Plan)
     told = folder / PROTOCOL
     if not told.is_file() or told.read_bytes() != protocol(plan).encode():

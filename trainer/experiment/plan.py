@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.manifest import Sha256
-from trainer.config import TrainingConfig
-from trainer.run_manifest import PolicyRecord
+from gymqual.harness.records.manifest import Sha256
+from gymqual.trainer.runs.config import TrainingConfig
+from gymqual.trainer.runs.manifest import PolicyRecord
 
 THREADS = 1
 """Of torch: sums of floats depend on how they are split."""

@@ -2,8 +2,8 @@
 
 import hashlib
 
-from harness.files import readable_json
-from trainer.experiment.plan import Plan
+from gymqual.harness.records.files import readable_json
+from gymqual.trainer.experiment.plan import Plan
 
 RECIPES = """\
 | what | public recipes | here | why |

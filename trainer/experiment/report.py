@@ -4,16 +4,16 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from harness.errors import HarnessError
-from harness.files import readable_json, sha256_file, write_atomically
-from harness.manifest import MANIFEST, PAGE
-from trainer.experiment.card import CARD, card
-from trainer.experiment.curves import CURVES, draw
-from trainer.experiment.files import NOTES, RUN
-from trainer.experiment.frozen import read_plan
-from trainer.experiment.plan import Plan
-from trainer.experiment.result import PARITY, SUMMARY, Notes, Parity, Summary, files_of, summarise
-from trainer.learning_result import compare_runs, read_result
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.records.manifest import MANIFEST, PAGE
+from gymqual.trainer.experiment.card import CARD, card
+from gymqual.trainer.experiment.curves import CURVES, draw
+from gymqual.trainer.experiment.files import NOTES, RUN
+from gymqual.trainer.experiment.frozen import read_plan
+from gymqual.trainer.experiment.plan import Plan
+from gymqual.trainer.experiment.result import PARITY, SUMMARY, Notes, Parity, Summary, files_of, summarise
+from gymqual.trainer.learning.result import compare_runs, read_result
 
 FOLDER = "report"
 _MADE = ".report"

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gyms.base import read_identity
-from harness.errors import HarnessError
-from harness.files import sha256_file
-from harness.manifest import MANIFEST, GymRecord, Sha256
-from harness.trace import TRACE
-from trainer import checkpoints
-from trainer.evaluate import SEED as TASK_SEED
-from trainer.evaluate import Evaluation
-from trainer.experiment.files import (
+from gymqual.gyms.base import read_identity
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import sha256_file
+from gymqual.harness.records.manifest import MANIFEST, GymRecord, Sha256
+from gymqual.harness.records.trace import TRACE
+from gymqual.trainer.evaluation.evaluate import SEED as TASK_SEED
+from gymqual.trainer.evaluation.evaluate import Evaluation
+from gymqual.trainer.evaluation.retention import Retention
+from gymqual.trainer.experiment.files import (
     BASELINE,
     LOOKS,
     NOTES,
@@ -26,15 +26,15 @@ from trainer.experiment.files import (
     retention_file,
     selected,
 )
-from trainer.experiment.frozen import PLAN, PROTOCOL
-from trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
-from trainer.experiment.protocol import digest
-from trainer.experiment.resume import Resume
-from trainer.learning_result import HELD, Agreement, Success, read_result, success_of
-from trainer.retention import Retention
-from trainer.run_manifest import ADAPTER, COMPLETED, PolicyRecord, TrainingRun
-from trainer.statistics import paired, wilson
-from trainer.tensors import ADAPTER as TENSORS
+from gymqual.trainer.experiment.frozen import PLAN, PROTOCOL
+from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
+from gymqual.trainer.experiment.protocol import digest
+from gymqual.trainer.experiment.resume import Resume
+from gymqual.trainer.learning.result import HELD, Agreement, Success, read_result, success_of
+from gymqual.trainer.runs import checkpoints
+from gymqual.trainer.runs.manifest import ADAPTER, COMPLETED, PolicyRecord, TrainingRun
+from gymqual.trainer.runs.statistics import paired, wilson
+from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 SUMMARY = "summary.json"
 PARITY = "parity.json"

@@ -11,16 +11,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from harness import reaper
-from harness.errors import HarnessError
-from harness.files import ROOT, sha256_file
-from harness.manifest import MANIFEST, Sha256
-from harness.process import Owner
-from harness.trace import TRACE, Call, Row, read_trace
-from trainer import replay_audit, run_manifest
-from trainer.config import CONFIG, TrainingConfig, write_config
-from trainer.divergence import differences
-from trainer.policy import policy_folder
+from gymqual.harness.process import reaper
+from gymqual.harness.process.server import Owner
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import ROOT, sha256_file
+from gymqual.harness.records.manifest import MANIFEST, Sha256
+from gymqual.harness.records.trace import TRACE, Call, Row, read_trace
+from gymqual.trainer.policy.loading import policy_folder
+from gymqual.trainer.replay import audit
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import CONFIG, TrainingConfig, write_config
+from gymqual.trainer.runs.divergence import differences
 
 WHOLE = "whole"
 PART = "part"
@@ -73,7 +74,7 @@ def qualify(config: TrainingConfig, folder: Path, say: Callable[[str], object]) 
         owner.close()
     say("replay audit")
     policy = policy_folder(config.policy)
-    lines = [line for run in (whole, part) for line in replay_audit.audit(run, policy).lines]
+    lines = [line for run in (whole, part) for line in audit.audit(run, policy).lines]
     kind, found = classify(whole, part, config.steps)
     return Resume(
         steps=config.steps,
@@ -103,7 +104,7 @@ def _same_ids(one: Path, other: Path) -> bool:
 
 def _train(run: Path, owner: Owner, *options: str, code: int) -> None:
     """Train in a process that ends with this one, however it ends."""
-    command = [sys.executable, "-m", "trainer.gym_training", str(run / CONFIG), *options]
+    command = [sys.executable, "-m", "gymqual", "train", str(run / CONFIG), *options]
     log = run.with_suffix(".log")
     with log.open("ab") as output:
         process = subprocess.Popen(

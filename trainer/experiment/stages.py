@@ -10,18 +10,16 @@ import torch
 from pydantic import BaseModel
 from rich.console import Console
 
-from gyms.base import read_identity
-from harness.device import exclusively
-from harness.errors import HarnessError
-from harness.files import readable_json, sha256_file, write_atomically
-from harness.manifest import MANIFEST
-from harness.trace import LEGEND, TRACE
-from trainer import checkpoints, replay_audit, retention, run_manifest
-from trainer.config import CONFIG, TrainingConfig, read_config
-from trainer.errors import Stopped
-from trainer.evaluate import Evaluation, measure
-from trainer.experiment import report, resume
-from trainer.experiment.files import (
+from gymqual.gyms.base import read_identity
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.trace import LEGEND, TRACE
+from gymqual.harness.stacks.device import exclusively
+from gymqual.trainer.evaluation import retention
+from gymqual.trainer.evaluation.evaluate import Evaluation, measure
+from gymqual.trainer.experiment import report, resume
+from gymqual.trainer.experiment.files import (
     BASELINE,
     LOOKS,
     NOTES,
@@ -32,16 +30,21 @@ from trainer.experiment.files import (
     retention_file,
     selected,
 )
-from trainer.experiment.files import TEST as TEST_FILE
-from trainer.experiment.frozen import path_of
-from trainer.experiment.plan import Assessment, Plan, RetentionData
-from trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
-from trainer.gym_training import train
-from trainer.learning_result import read_result
-from trainer.policy import Policy, load_policy, policy_folder
-from trainer.run_folder import PROBE, TIMINGS
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
-from trainer.tensors import ADAPTER as TENSORS
+from gymqual.trainer.experiment.files import TEST as TEST_FILE
+from gymqual.trainer.experiment.frozen import path_of
+from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData
+from gymqual.trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
+from gymqual.trainer.grpo.run_directory import PROBE, TIMINGS
+from gymqual.trainer.grpo.train import train
+from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.policy.loading import Policy, load_policy, policy_folder
+from gymqual.trainer.replay import audit
+from gymqual.trainer.runs import checkpoints
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import CONFIG, TrainingConfig, read_config
+from gymqual.trainer.runs.errors import Stopped
+from gymqual.trainer.runs.manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER
+from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 OF_A_RUN = {
     CONFIG,
@@ -179,7 +182,7 @@ class Experiment:
 
     def _replay(self, arm: str, path: Path) -> None:
         with self._console.status(f"{arm}: the replay audit"):
-            claims = replay_audit.audit(path.parent / RUN, policy_folder(self.plan.training.policy))
+            claims = audit.audit(path.parent / RUN, policy_folder(self.plan.training.policy))
         if claims.broken:
             broken = next(line for line in claims.lines if line.startswith("BROKEN"))
             raise Stopped(f"{arm}: the replay audit of {path.parent / RUN}: {broken}")

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gyms.loaded import core_on_disk
-from trainer.replay.episodes import judged, shaped
-from trainer.replay.evidence import Evidence
-from trainer.replay.steps import close
-from trainer.replay.tokens import due_mask, rebuilt_rows
-from trainer.run_manifest import COMPLETED, step_record
-from trainer.tensors import compare_tensors
+from gymqual.gyms.loaded import core_on_disk
+from gymqual.trainer.replay.episodes import judged, shaped
+from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.replay.steps import close
+from gymqual.trainer.replay.tokens import due_mask, rebuilt_rows
+from gymqual.trainer.runs.manifest import COMPLETED, step_record
+from gymqual.trainer.runs.tensors import compare_tensors
 
 
 def identity_faults(evidence: Evidence) -> Iterator[str]:

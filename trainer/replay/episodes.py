@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gyms.german.tasks import UnknownTask, find_task
-from harness.trace import Episode, Row, ToolUse, read_legend
-from trainer.config import Shaping
-from trainer.replay.evidence import Evidence
-from trainer.second_verifier import Judgement, judge
+from gymqual.gyms.german.tasks import UnknownTask, find_task
+from gymqual.harness.records.trace import Episode, Row, ToolUse, read_legend
+from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.replay.reference_verifier import Judgement, judge
+from gymqual.trainer.runs.config import Shaping
 
 
 def judged(episode: Episode) -> Judgement:

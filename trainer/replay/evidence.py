@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from harness.errors import HarnessError
-from harness.manifest import MANIFEST
-from harness.trace import TRACE, Call, Episode, Header, Pass, Row, Step, read_trace
-from trainer import run_manifest
-from trainer.config import CONFIG, TrainingConfig, read_config
-from trainer.run_manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TrainingRun
-from trainer.tensors import load_adapter
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.trace import TRACE, Call, Episode, Header, Pass, Row, Step, read_trace
+from gymqual.trainer.runs import manifest as run_manifest
+from gymqual.trainer.runs.config import CONFIG, TrainingConfig, read_config
+from gymqual.trainer.runs.manifest import ADAPTER, COMPLETED, INITIAL_ADAPTER, TrainingRun
+from gymqual.trainer.runs.tensors import load_adapter
 
 
 @dataclass

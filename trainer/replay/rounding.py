@@ -1,13 +1,13 @@
 """How far rounding may move a row's log-probabilities: what a model makes of the row at other positions.
 
-Rotary attention sees distances alone, so that all of it is rounding; ``trainer.conditioning`` says where it matters.
+Rotary attention sees distances alone, so that all of it is rounding; ``audit.tolerances`` says where it matters.
 """
 
 from typing import Any
 
 import torch
 
-from harness.trace import Row
+from gymqual.harness.records.trace import Row
 
 FURTHER = range(1, 17)
 """Positions that the row is moved on by, one at a time."""

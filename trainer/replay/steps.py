@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from harness.trace import Pass, Row, Step
-from trainer.replay.episodes import judged, shaped
-from trainer.replay.evidence import Evidence
-from trainer.tensors import tensors_digest
+from gymqual.harness.records.trace import Pass, Row, Step
+from gymqual.trainer.replay.episodes import judged, shaped
+from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.runs.tensors import tensors_digest
 
 STD_GUARD = 1e-4
 """TRL adds it to the standard deviation that advantages are divided by."""

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 
-from harness.trace import Call, Row, Span
-from trainer.config import TrainingConfig
-from trainer.replay.evidence import Evidence
+from gymqual.harness.records.trace import Call, Row, Span
+from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.runs.config import TrainingConfig
 
 ROUNDING = 1e-5
 """A log-probability may exceed 0 by so much: a fused softmax rounds."""

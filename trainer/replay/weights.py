@@ -20,19 +20,18 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-import trainer
-from harness.errors import HarnessError
-from harness.files import sha256_file
-from harness.trace import Row, Step
-from trainer import checkpoints
-from trainer.replay.evidence import Evidence
-from trainer.replay.rounding import rounding_of
-from trainer.replay.steps import normalisers
-from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
-from trainer.tensors import ADAPTER as TENSORS
-from trainer.tensors import load_adapter, tensors_digest
+from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.files import sha256_file
+from gymqual.harness.records.trace import Row, Step
+from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.replay.rounding import rounding_of
+from gymqual.trainer.replay.steps import normalisers
+from gymqual.trainer.runs import checkpoints
+from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER
+from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
+from gymqual.trainer.runs.tensors import load_adapter, tensors_digest
 
-EMBEDDED = Path(trainer.__file__).parent / "policies"
+EMBEDDED = Path(__file__).parents[1] / "policy" / "embedded"
 FIRST_PASS = 1e-4
 """Nats, in fp32: the first step's forward pass with and without padding, at the very weights that are on disk."""
 LATER_PASS = 1e-3

@@ -16,7 +16,7 @@ from nemo_gym.base_resources_server import ResourcesSeedSessionRequest
 from nemo_gym.episode_types import EpisodeId, TaskId
 from nemo_gym.testing.session_conformance import check_resources_session_contract
 
-from gyms.nemo import rows
+from gymqual.gyms.nemo import rows
 
 TASK = "v1/dev/0/0"
 

@@ -7,13 +7,13 @@ from nemo_gym.episode_types import EpisodeId, TaskId
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.testing.session_conformance import check_resources_session_contract
 
-from gyms import loaded
+from gymqual.gyms import loaded
 
 loaded.install()
 
-from gyms.nemo import rows  # noqa: E402
-from gyms.nemo.models import GermanOrdersConfig  # noqa: E402
-from gyms.nemo.server import GermanOrdersServer  # noqa: E402
+from gymqual.gyms.nemo import rows  # noqa: E402
+from gymqual.gyms.nemo.models import GermanOrdersConfig  # noqa: E402
+from gymqual.gyms.nemo.server import GermanOrdersServer  # noqa: E402
 
 
 def test_the_server_keeps_upstreams_session_contract():

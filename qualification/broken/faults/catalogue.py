@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyms.local import LocalGym
-from trainer.grpo import GymTrainer
+from gymqual.gyms.local import LocalGym
+from gymqual.trainer.grpo.trainer import GymTrainer
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from qualification.broken.faults.catalogue import fault
-from qualification.broken.faults.tokens import TRUNCATING
-from trainer.grpo import GymTrainer
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.qualification.broken.faults.tokens import TRUNCATING
+from gymqual.trainer.grpo.trainer import GymTrainer
 
 TWO_PASSES = {"gradient_accumulation": 2}
 KL = {"beta": 0.2}

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from gyms.base import Verdict
-from gyms.local import LocalGym, LocalSession
-from qualification.broken.faults.catalogue import fault
-from trainer.grpo import GymTrainer, shaped
+from gymqual.gyms.base import Verdict
+from gymqual.gyms.local import LocalGym, LocalSession
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.trainer.grpo.trainer import GymTrainer, shaped
 
 
 class _Rewards(GymTrainer):

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from trl.trainer.utils import RepeatSampler
 
-from gyms.base import InfrastructureError, Kind, Scope, Verdict
-from gyms.german_orders import GermanOrders
-from gyms.local import LocalSession
-from qualification.broken.faults.catalogue import fault
-from trainer.config import TrainingConfig
-from trainer.grpo import GymTrainer
+from gymqual.gyms.base import InfrastructureError, Kind, Scope, Verdict
+from gymqual.gyms.german_orders import GermanOrders
+from gymqual.gyms.local import LocalSession
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.runs.config import TrainingConfig
 
 OTHER_TASK = "v1/train/43/15"
 

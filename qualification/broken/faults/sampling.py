@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from qualification.broken.faults.catalogue import fault
-from trainer.grpo import GymTrainer
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.trainer.grpo.trainer import GymTrainer
 
 Weights = dict[str, torch.Tensor]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from qualification.broken.faults.catalogue import fault
-from trainer.grpo import GymTrainer
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.trainer.grpo.trainer import GymTrainer
 
 TRUNCATING = {"max_completion_tokens": 67, "mask_truncated": True, "groups_per_step": 2}
 """A budget that cuts off the last turn of some rollouts, which are then to be left out."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from qualification.broken.faults.catalogue import fault
-from trainer.grpo import GymTrainer
-from trainer.run_manifest import ADAPTER, INITIAL_ADAPTER
+from gymqual.qualification.broken.faults.catalogue import fault
+from gymqual.trainer.grpo.trainer import GymTrainer
+from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER
 
 
 class _Called(GymTrainer):

@@ -1,0 +1,1 @@
+"""Benchmarks, as ratios against a reference that is measured beside the subject."""

@@ -1,0 +1,1 @@
+"""The machinery of the console script; the top floor registers its commands."""

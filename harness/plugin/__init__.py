@@ -1,0 +1,1 @@
+"""The pytest plugin: registry of checks, selection, outcomes, evidence, and the manifest of a run."""

@@ -1,0 +1,1 @@
+"""What is written down and read back: manifests, traces, schemas, and files written atomically."""

@@ -1,0 +1,1 @@
+"""Pages: one static HTML file per run, made from its manifest and evidence alone; no server, no network."""

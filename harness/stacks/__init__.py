@@ -1,0 +1,1 @@
+"""One isolated, locked environment per gym, and what is started from it."""

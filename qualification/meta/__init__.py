@@ -1,0 +1,1 @@
+"""What examines the product itself."""

@@ -1,0 +1,1 @@
+"""What examines the trainer, its records, its experiments and its pages."""

@@ -1,0 +1,3 @@
+"""The fixtures of the training checks, for what examines the trainer."""
+
+from gymqual.qualification.fixtures.training import *  # noqa: F403

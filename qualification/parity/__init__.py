@@ -1,0 +1,1 @@
+"""Checks that verify the gyms against each other."""

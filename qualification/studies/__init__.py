@@ -1,0 +1,1 @@
+"""Studies that anyone can repeat: planted trainer bugs, mutations of what judges."""

@@ -1,0 +1,1 @@
+"""Tables, expressions and interpreters of the task core's checks."""

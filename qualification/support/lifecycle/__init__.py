@@ -1,0 +1,1 @@
+"""Tiny servers and throw-away projects."""

@@ -1,0 +1,1 @@
+"""Drives by the frameworks' own tools."""

@@ -1,0 +1,1 @@
+"""NeMo Gym's own tools over our resources server."""

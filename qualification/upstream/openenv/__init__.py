@@ -1,0 +1,1 @@
+"""OpenEnv's own tools over our environment."""

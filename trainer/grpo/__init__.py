@@ -1,0 +1,1 @@
+"""GRPO through a gym: trainer, environment, ways to sample, run directory."""

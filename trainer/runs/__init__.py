@@ -1,0 +1,1 @@
+"""What every training run is made of: configuration, manifest, checkpoints, processes, tensors."""

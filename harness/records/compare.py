@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymqual.gyms import loaded
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.manifest import GymRecord, RunManifest, StackRecord
 
@@ -70,7 +71,7 @@ def compare(left: RunManifest, right: RunManifest) -> Comparison:
         ],
         same_outcomes=not changed,
     )
-    if left.core != right.core:
+    if not loaded.same_core(left.core, right.core):
         result.refusal = (
             f"the runs carry different task cores ({left.core[:16]}, {right.core[:16]}): their measured values and "
             "scores are of different tasks and are not compared"

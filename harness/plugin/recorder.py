@@ -10,6 +10,7 @@ from gymqual.harness.plugin.items import selected_gyms
 from gymqual.harness.plugin.run import Ledger, Run
 from gymqual.harness.records import manifest
 from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.extras import lacking
 from gymqual.harness.report.summary import check_lines, verdict_line
 from gymqual.harness.stacks.environments import find_stack
 
@@ -75,6 +76,8 @@ class Recorder:
 
     def _draw(self) -> str:
         """Make the page of the run, and return where it is; what fails here takes nothing from the run's verdict."""
+        if reason := lacking("page"):
+            return f"not made: it {reason}"
         # Imported here: only a run that ends needs what draws.
         from gymqual.harness.report import pages
 

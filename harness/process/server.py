@@ -1,7 +1,6 @@
 """Server processes: started in a session of their own, identified before they are trusted, never left behind.
 
-Each pytest process (and each command that starts servers) owns one ``Owner`` with one reaper process. A
-server is trusted only after the process that *we* started is seen to listen on the port, and after it has
+A server is trusted only after the process that *we* started is seen to listen on the port, and after it has
 answered with our nonce and its own pid: a port number alone says nothing.
 """
 
@@ -11,10 +10,8 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from gymqual.harness.process import reaper
+from gymqual.harness.process.owner import Owner
 from gymqual.harness.records.errors import HarnessError, ServerFailed
 
 LOOPBACK = "127.0.0.1"
@@ -40,35 +38,6 @@ def child_environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     fixed = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     return {**inherited, **fixed, **extra}
-
-
-class Owner:
-    """What ties servers to the life of this process: a nonce and the reaper that outlives us."""
-
-    def __init__(self) -> None:
-        self.nonce = secrets.token_hex(16)
-        environment = {name: value for name, value in os.environ.items() if name != reaper.RUN_VARIABLE}
-        # The write end of this pipe closes when this process ends, in whatever way.
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-P", reaper.__file__, self.nonce, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
-
-    def close(self) -> None:
-        """Let the reaper kill what is left and wait for it. Idempotent."""
-        assert self._reaper.stdin is not None
-        if self._reaper.stdin.closed:
-            return
-        # A byte, since a process that we forked and that is still alive keeps end of file away.
-        with suppress(BrokenPipeError), self._reaper.stdin as pipe:
-            pipe.write(b"\n")
-        if self._reaper.wait(timeout=30) != 0:
-            # It was killed, or could not finish: nobody else is left to do it.
-            reaper.kill_marked(reaper.RUN_VARIABLE, self.nonce, quiet_scans=reaper.QUIET_SCANS)
 
 
 @dataclass(frozen=True)

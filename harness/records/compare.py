@@ -6,7 +6,8 @@ from typing import Any
 
 from gymqual.gyms import loaded
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.manifest import GymRecord, RunManifest, StackRecord
+from gymqual.harness.records.manifest import RunManifest
+from gymqual.harness.records.run_records import GymRecord, StackRecord
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,24 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from gymqual.gyms import loaded
+from gymqual.harness.records.claims import Claims
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.records.run_records import (
+    CheckRecord,
+    FileRecord,
+    GymRecord,
+    Machine,
+    Product,
+    RunFacts,
+    Sha256,
+    StackRecord,
+    StrictModel,
+    VerdictRecord,
+)
 
 MANIFEST = "manifest.json"
 JUNIT = "junit.xml"
@@ -26,122 +39,8 @@ PAGE = "index.html"
 UNLISTED = frozenset({MANIFEST, ATTESTATION, PAGE})
 """Files of a run that a manifest does not list: itself, and what is made of it afterwards."""
 
-Outcome = Literal["passed", "failed", "not_testable"]
-Sha256 = str
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class Product(_Model):
-    """The product that examined."""
-
-    name: str
-    version: str
-    commit: str | None
-    """Revision of the checkout; null outside one."""
-    dirty: bool | None
-    """Whether the checkout differed from that revision."""
-
-
-class RunFacts(_Model):
-    """One invocation."""
-
-    id: str
-    mode: Literal["qualification", "broken"]
-    """``broken``: the checks themselves were examined, against defective subjects."""
-    started: str
-    """UTC, ISO 8601."""
-    finished: str
-    """UTC, ISO 8601."""
-    arguments: tuple[str, ...]
-    """Command line of pytest."""
-    exit_status: int
-    """Exit status of pytest."""
-
-
-class Machine(_Model):
-    """Where it ran."""
-
-    platform: str
-    cpus: int
-    memory_bytes: int
-    python: str
-    """Interpreter of the checks."""
-
-
-class StackRecord(_Model):
-    """One isolated environment."""
-
-    name: str
-    version: str
-    """Full version of its interpreter."""
-    lock_sha256: Sha256
-    platform: str
-    flags: tuple[str, ...]
-    deviation: str | None
-
-
-class GymRecord(_Model):
-    """What a served gym said it is; see ``gymqual.gyms.base.GymIdentity``."""
-
-    gym: str
-    upstream: str
-    upstream_digest: Sha256
-    upstream_modified: tuple[str, ...]
-    stands_for: str
-    python: str
-    core: Sha256
-    sources: dict[str, Sha256]
-
-
-class CheckRecord(_Model):
-    """One check as it ran."""
-
-    id: str
-    must: str
-    gym: str | None
-    """Null for a check that needs no gym."""
-    test: str
-    """pytest node id."""
-    outcome: Outcome
-    duration_s: float
-    defect: str | None = None
-    """Defect of the subject, in a run of mode ``broken``."""
-    message: str | None = None
-    """Why it did not pass."""
-    measured: dict[str, Any] = Field(default_factory=dict)
-    files: dict[str, Sha256] = Field(default_factory=dict)
-    """Evidence files by path."""
-    rfc008: tuple[str, ...] = Field(default=(), exclude_if=lambda ids: not ids)
-    """Check ids of OpenEnv's RFC 008 that mean the same; none is not written down. See ``harness/plugin/rfc008.py``."""
-
-    @property
-    def case(self) -> str:
-        """The id, with the parameters of a check that has several cases: ``PARITY-01[nemo]``."""
-        _, bracket, parameters = self.test.partition("[")
-        return f"{self.id}{bracket}{parameters}"
-
-
-class FileRecord(_Model):
-    """One file of the run."""
-
-    path: str
-    sha256: Sha256
-    size: int
-    """Bytes."""
-
-
-class VerdictRecord(_Model):
-    """What follows from the records."""
-
-    qualified: bool
-    reasons: tuple[str, ...]
-    """Why not; empty when qualified."""
-
-
-class RunManifest(_Model):
+class RunManifest(StrictModel):
     """Everything a run claims."""
 
     format: Literal["gymqual.manifest/1"] = "gymqual.manifest/1"
@@ -232,20 +131,6 @@ def read(folder: Path) -> RunManifest:
 def schema() -> bytes:
     """Return the JSON Schema of a manifest, as committed in ``reports/schema``."""
     return readable_json(RunManifest.model_json_schema())
-
-
-class Claims:
-    """Claims of a manifest, each held or broken, one line each."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.broken = 0
-
-    def add(self, claim: str, faults: Iterable[str] = ()) -> None:
-        """Record a claim; every fault names what does not hold."""
-        found = list(faults)
-        self.broken += len(found)
-        self.lines.extend([f"BROKEN  {fault}" for fault in found] or [f"held    {claim}"])
 
 
 def verify(folder: Path) -> Claims:

@@ -55,7 +55,8 @@ def _drawn_by() -> str:
     """Return one sha256 over templates, style, script and the code of pages: a version may have had several."""
     drawn = hashlib.sha256()
     folder = Path(__file__).parent
-    beside = [folder.parent / "records" / f"{name}.py" for name in ("divergence", "manifest", "trace")]
+    records = ("claims", "divergence", "legend", "manifest", "run_records", "trace")
+    beside = [folder.parent / "records" / f"{name}.py" for name in records]
     for path in [*beside, *sorted(folder.rglob("*.*"))]:
         if path.suffix != ".pyc":
             drawn.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

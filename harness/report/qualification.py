@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gymqual.harness.records import manifest
-from gymqual.harness.records.manifest import CheckRecord, RunManifest
+from gymqual.harness.records.manifest import RunManifest
+from gymqual.harness.records.run_records import CheckRecord
 from gymqual.harness.report import document, training
 from gymqual.harness.report.agreement import agreements
 from gymqual.harness.report.summary import verdict_line

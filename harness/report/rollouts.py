@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymqual.harness.records.trace import (
-    TRACE,
-    Call,
-    Episode,
-    Header,
-    Legend,
-    Pass,
-    Row,
-    Step,
-    read_legend,
-    read_trace,
-)
+from gymqual.harness.records.legend import Legend, read_legend
+from gymqual.harness.records.trace import TRACE, Call, Episode, Header, Pass, Row, Step, read_trace
 
 PROMPT, TRAINED, UNTRAINED, OBSERVATION, FRAMING, EXTERNAL, LEAKED = range(7)
 """Kinds of an id, as the viewer knows them. ``EXTERNAL`` is observation or framing, not told apart; ``LEAKED`` is one

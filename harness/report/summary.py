@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gymqual.harness.records import manifest
+from gymqual.harness.records.run_records import CheckRecord
 
 WORDS = {"passed": "passed", "failed": "FAILED", "not_testable": "NOT TESTABLE"}
 
@@ -17,7 +18,7 @@ def check_lines(written: manifest.RunManifest) -> Iterator[str]:
         yield f"{_case(record, gyms).ljust(width)} {WORDS[record.outcome]:<13}{record.duration_s:>8.2f} s{defect}"
 
 
-def _case(record: manifest.CheckRecord, gyms: dict[str, set[str | None]]) -> str:
+def _case(record: CheckRecord, gyms: dict[str, set[str | None]]) -> str:
     """Return a check's id, with its gym where the same check examines several."""
     return f"{record.id} {record.gym}" if len(gyms[record.id]) > 1 else record.id
 

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gymqual.harness.records import training_run
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.manifest import MANIFEST, GymRecord
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.run_records import GymRecord
 from gymqual.harness.records.trace import TRACE, Step
 from gymqual.harness.records.training_run import PolicyRecord, ReplayTotals, TensorTotals, TokenTotals
 from gymqual.harness.report import document, rollouts

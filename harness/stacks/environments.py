@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -23,77 +22,20 @@ import uv
 from filelock import FileLock, Timeout
 
 from gymqual.harness.records.errors import HarnessError, NotTestable
-from gymqual.harness.records.files import ROOT, readable_json, sha256_file, write_atomically
-
-Version = tuple[int, int, int]
+from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.stacks.interpreters import (
+    best_interpreter,
+    download_interpreter,
+    installed_interpreters,
+    named_interpreter,
+    version_of,
+)
+from gymqual.harness.stacks.specs import STACKS, StackSpec, Version, dotted
 
 INSTALL_FLAGS = ("--require-hashes", "--compile-bytecode")
 """Without byte code, upstream's imports cost NeMo's start 6.8 instead of 2.6 CPU seconds."""
 BUILD_LIMIT_S = 1800
 _COMPLETE = "complete.json"
-
-
-@dataclass(frozen=True)
-class StackSpec:
-    """What a gym's environment needs."""
-
-    name: str
-    distribution: str
-    """The upstream distribution that makes it this gym's stack."""
-    floor: Version
-    """Lowest Python that is no deviation."""
-    floor_is: str
-    """Whose demand the floor is, for the text of a deviation."""
-    lowest: Version
-    """Lowest Python accepted at all; below the floor it is a recorded deviation."""
-    resolved_for: Version
-    """Python that the lock was resolved for; an older one is given what that one would get."""
-
-    @property
-    def lock(self) -> Path:
-        """The hashed lock; beside the checkout's packages or inside the installed one."""
-        for folder in (ROOT / "requirements",):
-            if (folder / f"{self.name}.lock").is_file():
-                return folder / f"{self.name}.lock"
-        raise HarnessError(f"requirements/{self.name}.lock is missing; restore it from version control")
-
-    @property
-    def variable(self) -> str:
-        """Environment variable that names the interpreter."""
-        return f"GYMQUAL_{self.name.upper()}_PYTHON"
-
-
-STACKS = {
-    spec.name: spec
-    for spec in (
-        StackSpec(
-            "nemo",
-            "nemo-gym",
-            floor=(3, 13, 14),
-            floor_is="nemo-gym's floor",
-            # An older patch release of the same minor version runs it as well.
-            lowest=(3, 13, 0),
-            resolved_for=(3, 13, 14),
-        ),
-        StackSpec(
-            "openenv",
-            "openenv",
-            floor=(3, 13, 0),
-            floor_is="the version this stack is qualified on,",
-            lowest=(3, 11, 0),
-            resolved_for=(3, 11, 0),
-        ),
-        StackSpec(
-            "verifiers",
-            "verifiers",
-            floor=(3, 11, 0),
-            floor_is="verifiers' floor",
-            lowest=(3, 11, 0),
-            resolved_for=(3, 11, 0),
-        ),
-    )
-}
-
 
 AS_IT_IS = ("as it is",)
 """Flags of an environment that was named by its owner and not built from a lock."""
@@ -133,7 +75,7 @@ def secret_file(port: int) -> Path:
 def find_stack(name: str) -> Stack:
     """Return the built stack of a gym without building anything; raises NotTestable with the fix."""
     spec = STACKS[name]
-    named = _named_interpreter(spec)
+    named = named_interpreter(spec)
     if named and (own := _own_environment(spec, named[1])):
         return own
     lock_sha256 = sha256_file(spec.lock)
@@ -142,7 +84,7 @@ def find_stack(name: str) -> Stack:
         for stack in _complete_stacks(spec)
         if stack.lock_sha256 == lock_sha256
         and stack.flags == INSTALL_FLAGS
-        and (named is None or stack.version == _dotted(named[1]))
+        and (named is None or stack.version == dotted(named[1]))
     ]
     if not matching:
         raise NotTestable(f"the {name} stack is not set up; run: gymqual setup {name}")
@@ -152,31 +94,31 @@ def find_stack(name: str) -> Stack:
 def set_up(name: str, say: Callable[[str], None]) -> Stack:
     """Return a gym's stack, building it if it is missing. Raises HarnessError; ``say`` gets progress lines."""
     spec = STACKS[name]
-    named = _named_interpreter(spec)
+    named = named_interpreter(spec)
     try:
         present = find_stack(name)
     except NotTestable:
         present = None
     if present and (named or present.deviation is None):
         return present
-    base, version = named or _best(_installed_interpreters(), spec) or ("", (0, 0, 0))
+    base, version = named or best_interpreter(installed_interpreters(), spec) or ("", (0, 0, 0))
     if version < spec.floor and named is None and present is None:
-        say(f"{name}: no CPython >= {_dotted(spec.floor)} found; asking uv for one")
-        base, version = _download(spec) or (base, version)
+        say(f"{name}: no CPython >= {dotted(spec.floor)} found; asking uv for one")
+        base, version = download_interpreter(spec) or (base, version)
     if version < spec.lowest:
         raise HarnessError(
-            f"{name} needs CPython {_dotted(spec.floor)} or newer"
-            + (f" (found {_dotted(version)} at {base})" if base else " and none was found")
+            f"{name} needs CPython {dotted(spec.floor)} or newer"
+            + (f" (found {dotted(version)} at {base})" if base else " and none was found")
             + f"; install one and name it with {spec.variable}=/path/to/python"
         )
-    if present and present.version == _dotted(version):
+    if present and present.version == dotted(version):
         return present
     return _build(spec, base, version, say)
 
 
 def _build(spec: StackSpec, base: str, version: Version, say: Callable[[str], None]) -> Stack:
     lock_sha256 = sha256_file(spec.lock)
-    parts = (lock_sha256, _dotted(version), _platform(), *INSTALL_FLAGS)
+    parts = (lock_sha256, dotted(version), _platform(), *INSTALL_FLAGS)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     folder = cache_folder() / f"{spec.name}-{key}"
     try:
@@ -195,18 +137,18 @@ def _build(spec: StackSpec, base: str, version: Version, say: Callable[[str], No
         if (folder / _COMPLETE).is_file():
             return _read(folder / _COMPLETE)
         rmtree(folder, ignore_errors=True)
-        deviation = f"CPython {_dotted(version)} is below {spec.floor_is} {_dotted(spec.floor)}"
+        deviation = f"CPython {dotted(version)} is below {spec.floor_is} {dotted(spec.floor)}"
         # uv would refuse what an older patch release runs as well.
-        pretend = () if version >= spec.resolved_for else ("--python-version", _dotted(spec.resolved_for))
+        pretend = () if version >= spec.resolved_for else ("--python-version", dotted(spec.resolved_for))
         python = folder / "bin" / "python"
-        say(f"{spec.name}: building with CPython {_dotted(version)} from {spec.lock.name}")
+        say(f"{spec.name}: building with CPython {dotted(version)} from {spec.lock.name}")
         _uv(spec, folder, "venv", "--python", base, str(folder))
         _uv(spec, folder, "pip", "sync", "--python", str(python), *pretend, *INSTALL_FLAGS, str(spec.lock))
         stack = Stack(
             name=spec.name,
             python=str(python),
             base_python=base,
-            version=_dotted(version),
+            version=dotted(version),
             lock_sha256=lock_sha256,
             platform=_platform(),
             flags=INSTALL_FLAGS,
@@ -235,20 +177,6 @@ def _uv(spec: StackSpec, folder: Path, *arguments: str) -> None:
             f"{spec.name}: uv could not install {spec.lock.name} (network, or a lock that does not resolve: "
             f"make lock); the log {log} ends:\n{tail}"
         )
-
-
-def _named_interpreter(spec: StackSpec) -> tuple[str, Version] | None:
-    path = os.environ.get(spec.variable)
-    if not path:
-        return None
-    version = _version_of(path)
-    if version is None:
-        raise HarnessError(f"{spec.variable}={path} is not a CPython interpreter; name one >= {_dotted(spec.floor)}")
-    if version < spec.lowest:
-        raise HarnessError(
-            f"{spec.variable}={path} is CPython {_dotted(version)}; {spec.name} needs {_dotted(spec.floor)} or newer"
-        )
-    return str(Path(which(path) or path).resolve()), version
 
 
 def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
@@ -281,7 +209,7 @@ def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
         name=spec.name,
         python=str(python),
         base_python=str(python),
-        version=_dotted(version),
+        version=dotted(version),
         lock_sha256=hashlib.sha256("\n".join(listed).encode()).hexdigest(),
         platform=_platform(),
         flags=AS_IT_IS,
@@ -289,74 +217,15 @@ def _own_environment(spec: StackSpec, version: Version) -> Stack | None:
     )
 
 
-def _installed_interpreters() -> Iterator[str]:
-    yield sys.executable
-    for minor in range(11, 16):
-        found = which(f"python3.{minor}")
-        if found:
-            yield found
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    yield from map(str, pyenv.glob("versions/3.1*/bin/python3"))
-    listed = subprocess.run(
-        [uv.find_uv_bin(), "--no-config", "python", "list", "--only-installed", "--output-format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if listed.returncode == 0:
-        yield from (entry["path"] for entry in json.loads(listed.stdout) if entry["path"])
-
-
-def _best(paths: Iterator[str], spec: StackSpec) -> tuple[str, Version] | None:
-    found = {str(Path(path).resolve()): version for path in paths if (version := _version_of(path))}
-    usable = [(path, version) for path, version in found.items() if version >= spec.lowest]
-
-    def preference(item: tuple[str, Version]) -> tuple[bool, int, int]:
-        """First what meets the floor, then the minor version nearest to it, then the newest patch release."""
-        version = item[1]
-        return version >= spec.floor, -abs(version[1] - spec.floor[1]), version[2]
-
-    return max(usable, key=preference, default=None)
-
-
-def _download(spec: StackSpec) -> tuple[str, Version] | None:
-    minor = f"{spec.floor[0]}.{spec.floor[1]}"
-    fail_fast = {**os.environ, "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
-    command = [uv.find_uv_bin(), "--no-config", "python", "install", minor]
-    try:
-        installed = subprocess.run(command, env=fail_fast, capture_output=True, timeout=600, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-    return _best(_installed_interpreters(), spec) if installed.returncode == 0 else None
-
-
-def _version_of(path: str) -> Version | None:
-    """Return a CPython's version; None for anything else, such as a shim that finds no interpreter."""
-    question = "import sys; assert sys.implementation.name == 'cpython'; print(*sys.version_info[:3])"
-    try:
-        answer = subprocess.run(
-            [path, "-I", "-c", question], capture_output=True, text=True, timeout=30, check=False, cwd="/"
-        )
-        major, minor, patch = map(int, answer.stdout.split())
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-    return (major, minor, patch) if answer.returncode == 0 else None
-
-
 def _platform() -> str:
     return "-".join((sysconfig.get_platform(), *platform.libc_ver()))
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def _complete_stacks(spec: StackSpec) -> Iterator[Stack]:
     for marker in sorted(cache_folder().glob(f"{spec.name}-*/{_COMPLETE}")):
         stack = _read(marker)
         # The interpreter it was made from may have been removed or replaced since.
-        if _version_of(stack.python) == tuple(map(int, stack.version.split("."))):
+        if version_of(stack.python) == tuple(map(int, stack.version.split("."))):
             yield stack
 
 

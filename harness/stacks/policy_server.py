@@ -6,7 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from gymqual.harness.process.server import Launch, Owner, Server, start_server
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import Launch, Server, start_server
 from gymqual.harness.records.errors import ServerFailed
 from gymqual.harness.records.files import ROOT
 from gymqual.harness.stacks.environments import cache_folder

@@ -16,7 +16,8 @@ from gymqual.gyms.nemo.launch import NemoSettings
 from gymqual.gyms.openenv.channel import PROTOCOL, BlockingChannel
 from gymqual.gyms.openenv.launch import BRIDGE_MODULE, SERVER_MODULE, OpenEnvSettings, process_environment
 from gymqual.gyms.transport import TransportFault
-from gymqual.harness.process.server import Launch, Owner, Server, child_environment, start_server
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import Launch, Server, child_environment, start_server
 from gymqual.harness.records.errors import HarnessError, ServerFailed
 from gymqual.harness.stacks.environments import Stack
 from gymqual.harness.stacks.staging import Subject

@@ -8,7 +8,8 @@ from typing import Any
 
 from gymqual.gyms.verifiers.classify import TRACES
 from gymqual.gyms.verifiers.launch import ENVIRONMENT, OFFLINE, python_path
-from gymqual.harness.process.server import Finished, Launch, Owner, run_command
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import Finished, Launch, run_command
 from gymqual.harness.records.errors import ServerFailed
 from gymqual.harness.stacks.environments import Stack
 from gymqual.harness.stacks.staging import Subject

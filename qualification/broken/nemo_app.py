@@ -19,7 +19,8 @@ import gymqual.gyms.broken_core as core  # noqa: E402
 from gymqual.gyms.base import InfrastructureError  # noqa: E402
 from gymqual.gyms.german.tasks import find_task  # noqa: E402
 from gymqual.gyms.german.verifier import Verdict  # noqa: E402
-from gymqual.gyms.nemo.server import GermanOrdersServer, Handler, main  # noqa: E402
+from gymqual.gyms.nemo.bridge_routes import Handler  # noqa: E402
+from gymqual.gyms.nemo.server import GermanOrdersServer, main  # noqa: E402
 from gymqual.gyms.nemo.sessions import ServedSession, SessionStore, fresh_session_id  # noqa: E402
 from gymqual.gyms.nemo.trajectory import Trajectory  # noqa: E402
 

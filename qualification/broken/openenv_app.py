@@ -24,8 +24,10 @@ import gymqual.gyms.broken_core as core  # noqa: E402
 from gymqual.gyms.base import InfrastructureError  # noqa: E402
 from gymqual.gyms.german.tasks import find_task  # noqa: E402
 from gymqual.gyms.openenv import server  # noqa: E402
+from gymqual.gyms.openenv.environment import OrdersEnvironment  # noqa: E402
+from gymqual.gyms.openenv.middleware import NoMcp  # noqa: E402
 from gymqual.gyms.openenv.models import OrdersAction, OrdersObservation, OrdersState, Verification  # noqa: E402
-from gymqual.gyms.openenv.server import Handler, OrdersEnvironment, OrdersServer, OrdersService, main  # noqa: E402
+from gymqual.gyms.openenv.server import Handler, OrdersServer, OrdersService, main  # noqa: E402
 from gymqual.gyms.served import ServedEpisode  # noqa: E402
 
 LEAK_BYTES = 400_000
@@ -118,7 +120,7 @@ class BrokenServer(OrdersServer):
                 traceback.print_exc()
 
 
-class BrokenMcp(server.NoMcp):
+class BrokenMcp(NoMcp):
     """The middleware under a defect."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from gymqual.gyms.base import InfrastructureError, Observation, Verdict
 from gymqual.gyms.blocking import BlockingGym, BlockingSession
-from gymqual.harness.process.server import Owner
+from gymqual.harness.process.owner import Owner
 from gymqual.trainer.audit import attach
 from gymqual.trainer.audit.optimizer_oracle import OptimizerOracle
 from gymqual.trainer.grpo import trainer as grpo

@@ -18,7 +18,8 @@ from gymqual.harness.plugin import attestation
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.files import readable_json, sha256_file
-from gymqual.harness.records.manifest import CheckRecord, GymRecord, RunManifest, StackRecord
+from gymqual.harness.records.manifest import RunManifest
+from gymqual.harness.records.run_records import CheckRecord, GymRecord, Outcome, StackRecord
 from gymqual.harness.stacks import environments
 from gymqual.qualification.support.commands import run_harness
 
@@ -146,7 +147,7 @@ def _served(gym: str, *names: str) -> GymRecord:
     )
 
 
-def _record(id: str, gym: str | None = "nemo", outcome: manifest.Outcome = "passed", case: str = "") -> CheckRecord:
+def _record(id: str, gym: str | None = "nemo", outcome: Outcome = "passed", case: str = "") -> CheckRecord:
     return CheckRecord(id=id, must="", gym=gym, test=f"file.py::test{case}", outcome=outcome, duration_s=0.0)
 
 

@@ -17,7 +17,7 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.plugin.run import Run
 from gymqual.harness.records.errors import HarnessError, NotTestable
 from gymqual.harness.records.files import ROOT
-from gymqual.harness.stacks import environments
+from gymqual.harness.stacks import environments, specs
 from gymqual.harness.stacks.environments import find_stack
 from gymqual.harness.stacks.services import start_nemo, start_openenv
 from gymqual.qualification.support.commands import run_harness, run_module, run_pytest
@@ -141,7 +141,7 @@ def test_a_lock_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pyte
     lock = tmp_path / "requirements" / "nemo.lock"
     lock.parent.mkdir()
     lock.write_text(f"filelock==4.2.11 --hash=sha256:{'0' * 64}\n")
-    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(specs, "ROOT", tmp_path)
     monkeypatch.setenv("GYMQUAL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(HarnessError) as refused:
         environments.set_up("nemo", lambda text: None)

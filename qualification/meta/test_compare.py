@@ -8,7 +8,8 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.compare import compare
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.manifest import GymRecord, RunManifest, StackRecord
+from gymqual.harness.records.manifest import RunManifest
+from gymqual.harness.records.run_records import GymRecord, StackRecord
 from gymqual.qualification.support.commands import run_harness
 
 pytestmark = pytest.mark.self_test

@@ -18,7 +18,8 @@ import pytest
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.plugin.run import Run
 from gymqual.harness.process import reaper
-from gymqual.harness.process.server import LOOPBACK, Owner, Server, free_ports
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import LOOPBACK, Server, free_ports
 from gymqual.harness.records.errors import ServerFailed
 from gymqual.harness.records.files import ROOT
 from gymqual.qualification.support.lifecycle.project import PytestRun, Started, throw_away_project

@@ -15,6 +15,7 @@ from gymqual.harness.plugin.evidence import Evidence
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.run_records import CheckRecord, FileRecord, GymRecord, Outcome
 from gymqual.qualification.support.commands import run_harness
 
 pytestmark = pytest.mark.self_test
@@ -184,8 +185,8 @@ def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: Path, monkeyp
     )
 
 
-def _record(check_id: str, outcome: manifest.Outcome = "passed") -> manifest.CheckRecord:
-    return manifest.CheckRecord(id=check_id, must="", gym="nemo", test=check_id, outcome=outcome, duration_s=0.0)
+def _record(check_id: str, outcome: Outcome = "passed") -> CheckRecord:
+    return CheckRecord(id=check_id, must="", gym="nemo", test=check_id, outcome=outcome, duration_s=0.0)
 
 
 BOTH = {"nemo": ("NEMO-S-01", "NEMO-S-02")}
@@ -216,7 +217,7 @@ def test_a_verdict_needs_every_check_and_nothing_else_wrong(name: str) -> None:
     )
 
 
-GYM = manifest.GymRecord(
+GYM = GymRecord(
     gym="nemo",
     upstream="nemo-gym 0.7.0",
     upstream_digest="0" * 64,
@@ -228,7 +229,7 @@ GYM = manifest.GymRecord(
 )
 
 
-def _with_sources_of(*, lower: bool) -> manifest.GymRecord:
+def _with_sources_of(*, lower: bool) -> GymRecord:
     """The gym with sources whose core has a lower or a higher digest than it says; neither may pass."""
     others = ({"gyms/german/tasks.py": f"{number:064x}"} for number in itertools.count())
     sources = next(each for each in others if (loaded.core_digest(each) < GYM.core) == lower)
@@ -251,7 +252,7 @@ SERVED_OTHERWISE = {
 def test_what_was_served_is_held_against_what_was_staged(run_copy: Path, name: str) -> None:
     """A server that executed other bytes than the staged ones MUST be named, whatever the checks said."""
     gym, named = SERVED_OTHERWISE[name]
-    staged = manifest.FileRecord(path="subject/python/gyms/german/tasks.py", sha256="1" * 64, size=1)
+    staged = FileRecord(path="subject/python/gyms/german/tasks.py", sha256="1" * 64, size=1)
     run = manifest.read(run_copy)
     examiner = {"gyms/german/tasks.py": "1" * 64}
     update = {"gyms": (gym,), "files": (staged,), "core": GYM.core, "examiner": examiner}

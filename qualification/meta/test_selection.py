@@ -10,7 +10,7 @@ from gymqual.harness.plugin import selection
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.errors import HarnessError, NotTestable
 from gymqual.harness.records.manifest import read
-from gymqual.harness.stacks import environments
+from gymqual.harness.stacks import environments, specs
 from gymqual.qualification import verifiers
 from gymqual.qualification.support.commands import run_pytest
 
@@ -220,5 +220,5 @@ def _named_with_a_lock(folder: Path, monkeypatch: pytest.MonkeyPatch, lock: str)
     built = environments.find_stack("openenv")
     (folder / "requirements").mkdir()
     (folder / "requirements" / "openenv.lock").write_text(lock)
-    monkeypatch.setattr(environments, "ROOT", folder)
+    monkeypatch.setattr(specs, "ROOT", folder)
     monkeypatch.setenv("GYMQUAL_OPENENV_PYTHON", built.python)

@@ -14,7 +14,8 @@ import pytest
 from gymqual.harness.plugin.registry import REGISTRY, explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.files import ROOT
-from gymqual.harness.stacks.environments import STACKS, find_stack
+from gymqual.harness.stacks.environments import find_stack
+from gymqual.harness.stacks.specs import STACKS
 from gymqual.qualification.support import catalogue
 
 pytestmark = pytest.mark.self_test

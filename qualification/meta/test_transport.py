@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gymqual.gyms.async_http import AsyncHttp
 from gymqual.gyms.base import Kind
-from gymqual.gyms.transport import Answer, AsyncHttp, TransportFault
+from gymqual.gyms.transport import Answer, TransportFault
 from gymqual.harness.plugin.registry import explain
 
 pytestmark = pytest.mark.self_test

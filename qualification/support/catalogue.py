@@ -12,7 +12,7 @@ from gymqual.harness.cli.usage import ending
 from gymqual.harness.plugin.registry import REGISTRY, Check
 from gymqual.harness.records import manifest, trace
 from gymqual.harness.records.files import ROOT, write_atomically
-from gymqual.harness.stacks.environments import STACKS
+from gymqual.harness.stacks.specs import STACKS
 from gymqual.trainer.runs import manifest as run_manifest
 
 HEADER = f"| check | it proves | {' | '.join(STACKS)} | a subject it must flag |"

@@ -9,7 +9,9 @@ from typing import Any
 from gymqual.harness.plugin import attestation
 from gymqual.harness.records import manifest
 from gymqual.harness.records.files import readable_json
-from gymqual.harness.records.trace import LEGEND, TRACE
+from gymqual.harness.records.legend import LEGEND
+from gymqual.harness.records.run_records import CheckRecord
+from gymqual.harness.records.trace import TRACE
 from gymqual.harness.report import pages
 
 TRAINING = "training/small"
@@ -60,7 +62,7 @@ def change_checks(folder: Path, change: Callable[[dict[str, Any], int], object])
     checks = [record.model_dump(mode="json") for record in written.checks]
     for number, record in enumerate(checks):
         change(record, number)
-    made = tuple(manifest.CheckRecord.model_validate(record) for record in checks)
+    made = tuple(CheckRecord.model_validate(record) for record in checks)
     verdict = manifest.decide(written.registered, made, written.run.exit_status, written.run.mode)
     manifest.write(written.model_copy(update={"checks": made, "verdict": verdict}), folder)
 

@@ -203,8 +203,9 @@ def test_runs_repeat_and_name_what_they_are(lab: Lab, run: Run, evidence: Eviden
     """A seed MUST give the same tasks and rewards, a trace MUST name the bytes that ran, an exit code any failure."""
     played, other = lab.fixture(), lab.documented()[0]
     identity = Seen.identity(played.episodes[0]["traces"][0])
-    staged = run.subject.python_path
+    staged = run.subject.package
     files = {name: staged / name for name in identity.sources if name.startswith("gyms/")}
+    files["gymqual/__init__.py"] = staged / "__init__.py"
     files |= {name: run.subject.verifiers_modules / name for name in (f"{ENVIRONMENT}.py", f"{FIXTURE}.py")}
     bare = lab.dry_run()["env"]["agent"]
     seen: Mapping[str, Any] = {

@@ -16,7 +16,7 @@ from gymqual.gyms import loaded
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
-from gymqual.harness.records.manifest import Sha256
+from gymqual.harness.records.run_records import Sha256
 from gymqual.trainer.evaluation import retention
 from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
 from gymqual.trainer.experiment.protocol import TITLE, protocol

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gymqual.harness.records.manifest import Sha256
+from gymqual.harness.records.run_records import Sha256
 from gymqual.trainer.runs.config import TrainingConfig
 from gymqual.trainer.runs.manifest import PolicyRecord
 

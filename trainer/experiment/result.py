@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from gymqual.gyms.base import read_identity
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import sha256_file
-from gymqual.harness.records.manifest import MANIFEST, GymRecord, Sha256
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.run_records import GymRecord, Sha256
 from gymqual.harness.records.trace import TRACE
 from gymqual.trainer.evaluation.evaluate import SEED as TASK_SEED
 from gymqual.trainer.evaluation.evaluate import Evaluation

@@ -12,10 +12,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from gymqual.harness.process import reaper
-from gymqual.harness.process.server import Owner
+from gymqual.harness.process.owner import Owner
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, sha256_file
-from gymqual.harness.records.manifest import MANIFEST, Sha256
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.run_records import Sha256
 from gymqual.harness.records.trace import TRACE, Call, Row, read_trace
 from gymqual.trainer.policy.loading import policy_folder
 from gymqual.trainer.replay import audit

@@ -13,8 +13,9 @@ from rich.console import Console
 from gymqual.gyms.base import read_identity
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
+from gymqual.harness.records.legend import LEGEND
 from gymqual.harness.records.manifest import MANIFEST
-from gymqual.harness.records.trace import LEGEND, TRACE
+from gymqual.harness.records.trace import TRACE
 from gymqual.harness.stacks.device import exclusively
 from gymqual.trainer.evaluation import retention
 from gymqual.trainer.evaluation.evaluate import Evaluation, measure

@@ -11,7 +11,8 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gymqual.gyms.german_orders import GermanOrders
-from gymqual.harness.records.trace import Call, Episode, Legend, PartOfCharacter, Record, Row, read_trace
+from gymqual.harness.records.legend import Legend, PartOfCharacter
+from gymqual.harness.records.trace import Call, Episode, Record, Row, read_trace
 
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 """How byte-level vocabularies write bytes."""

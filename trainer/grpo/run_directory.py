@@ -9,7 +9,8 @@ import torch
 from gymqual.gyms import loaded
 from gymqual.gyms.base import GymIdentity
 from gymqual.harness.records.files import readable_json, write_atomically
-from gymqual.harness.records.trace import LEGEND, TRACE
+from gymqual.harness.records.legend import LEGEND
+from gymqual.harness.records.trace import TRACE
 from gymqual.trainer.audit.attach import Audit
 from gymqual.trainer.grpo import legend
 from gymqual.trainer.grpo.trainer import SHAPED, STRICT, GymTrainer

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, sha256_file
-from gymqual.harness.records.manifest import MANIFEST, GymRecord, Sha256
+from gymqual.harness.records.manifest import MANIFEST
+from gymqual.harness.records.run_records import GymRecord, Sha256
 from gymqual.harness.records.trace import TRACE, Call, read_trace
 from gymqual.trainer.evaluation.evaluate import Evaluation, Outcomes
 from gymqual.trainer.runs.config import Lora, Shaping

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gymqual.gyms.german.tasks import UnknownTask, find_task
-from gymqual.harness.records.trace import Episode, Row, ToolUse, read_legend
+from gymqual.harness.records.legend import read_legend
+from gymqual.harness.records.trace import Episode, Row, ToolUse
 from gymqual.trainer.replay.evidence import Evidence
 from gymqual.trainer.replay.reference_verifier import Judgement, judge
 from gymqual.trainer.runs.config import Shaping

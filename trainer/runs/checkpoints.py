@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
-from gymqual.harness.records.manifest import Sha256
+from gymqual.harness.records.run_records import Sha256
 from gymqual.trainer.runs.distributed import ALONE, Ranks
 
 FOLDER = "checkpoints"

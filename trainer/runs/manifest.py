@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
-from gymqual.harness.records.manifest import MANIFEST, PAGE, GymRecord, Sha256
+from gymqual.harness.records.manifest import MANIFEST, PAGE
+from gymqual.harness.records.run_records import GymRecord, Sha256
 from gymqual.harness.records.trace import Step
 from gymqual.harness.records.training_run import FORMAT, PolicyRecord, ReplayTotals, TensorTotals, TokenTotals
 from gymqual.trainer.runs.config import TrainingConfig

@@ -14,7 +14,7 @@ from gymqual.gyms.launch import SECRET_VARIABLE
 from gymqual.gyms.nemo.client import NemoGym
 from gymqual.gyms.openenv.client import OpenEnvGym
 from gymqual.gyms.transport import require_url
-from gymqual.harness.process.server import Owner
+from gymqual.harness.process.owner import Owner
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.stacks.environments import find_stack, secret_file
 from gymqual.harness.stacks.services import start_bridge, start_nemo, start_openenv

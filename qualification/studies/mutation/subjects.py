@@ -23,7 +23,7 @@ REPLAY = "qualification/meta/training/test_replay_audit.py"
 SUBJECTS = (
     Subject(
         "manifest",
-        ("harness/records/manifest.py",),
+        ("harness/records/claims.py", "harness/records/manifest.py", "harness/records/run_records.py"),
         (
             ("qualification/meta/test_manifest.py",),
             (

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from gymqual.harness.process.server import READY_LIMIT_S, Launch, Owner, Server, start_server
+from gymqual.harness.process.owner import Owner
+from gymqual.harness.process.server import READY_LIMIT_S, Launch, Server, start_server
 
 SCRIPT = Path(__file__).with_name("tiny_server.py")
 

@@ -2,7 +2,7 @@
 
 import secrets
 
-from gymqual.harness.process.server import Owner
+from gymqual.harness.process.owner import Owner
 
 
 def _start_nothing(self: Owner) -> None:

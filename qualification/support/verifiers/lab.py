@@ -368,7 +368,7 @@ def _plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any
     }
 
 
-MINI = ROOT / "trainer" / "policies" / "mini"
+MINI = ROOT / "trainer" / "policy" / "embedded" / "mini"
 
 
 def _token_plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any]:

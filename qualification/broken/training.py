@@ -26,7 +26,7 @@ from gymqual.trainer.runs import manifest as run_manifest
 from gymqual.trainer.runs.config import TrainingConfig
 from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER, TrainingRun
 
-_arguments, _call, _write, _init = grpo._arguments, BlockingSession.call, run_manifest.write, GymTrainer.__init__
+_arguments, _call, _write, _init = grpo.trl_arguments, BlockingSession.call, run_manifest.write, GymTrainer.__init__
 
 
 def one_task_over_and_over(patch: pytest.MonkeyPatch) -> None:
@@ -42,12 +42,12 @@ def one_task_over_and_over(patch: pytest.MonkeyPatch) -> None:
 def a_hidden_kl_term(patch: pytest.MonkeyPatch) -> None:
     """A default of the trainer that the configuration does not name."""
 
-    def arguments(config: TrainingConfig, folder: Path) -> Any:
-        made = _arguments(config, folder)
+    def arguments(config: TrainingConfig, folder: Path, rows: int) -> Any:
+        made = _arguments(config, folder, rows)
         made.beta = 0.05
         return made
 
-    patch.setattr(grpo, "_arguments", arguments)
+    patch.setattr(grpo, "trl_arguments", arguments)
 
 
 class _ForgetOneTensor(TrainerCallback):

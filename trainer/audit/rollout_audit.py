@@ -1,20 +1,19 @@
 """One generation batch: what was sampled, shown and paid, and every row rebuilt from that alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from trl.chat_template_utils import parse_response
-from trl.trainer.utils import use_adapter
 
-from gymqual.harness.records.trace import Call, Episode, Objective, Row, Sampling, finite
-from gymqual.trainer.audit import grpo_oracle, sampling_recorder, tolerances, training_rows
+from gymqual.harness.records.trace import Call, Episode, Objective, Row, finite
+from gymqual.trainer.audit import grpo_oracle, sampling_recorder, training_rows
 from gymqual.trainer.audit.data_order import Pool
+from gymqual.trainer.audit.generation_recorder import GenerationRecorder
 from gymqual.trainer.audit.independence import RandomStates, Siblings
-from gymqual.trainer.audit.trl_settings import ends_of, require_agreeing
-from gymqual.trainer.audit.unwrapped import Unwrapped
+from gymqual.trainer.audit.logprob_rules import LogprobRules
+from gymqual.trainer.audit.trl_settings import ends_of
 from gymqual.trainer.runs.config import Bands
 from gymqual.trainer.runs.distributed import merged, ranks_of
 from gymqual.trainer.runs.errors import AuditError, Findings
@@ -62,65 +61,19 @@ class GenerationAudit:
         self.findings = findings
         self._trainer = trainer
         self._ranks = ranks_of(trainer)
-        self._bands = bands
         self._episode_of = episode_of
         self._rewards_of = rewards_of
         self._pool = Pool(trainer, tasks)
         self._siblings = Siblings(bands.siblings)
         self._random_states = RandomStates()
-        self._sampling: Sampling | None = None
-        self._turns: list[list[sampling_recorder.Drawn]] = []
-        self._rewards: list[dict[str, float | None]] = []
-        self._messages: list[Any] = []
+        self._made = GenerationRecorder(trainer, findings, self._random_states)
+        self._logprobs = LogprobRules(trainer, bands, findings)
         self._generations = 0
-        self._unwrapped = Unwrapped(trainer.accelerator)
-        self._trl = {name: getattr(trainer, name) for name in self.hooks}
 
     @property
     def hooks(self) -> dict[str, Callable[..., Any]]:
         """What stands in for the trainer's own methods, by name."""
-        return {
-            "_generate_single_turn": self.on_generate_single_turn,
-            "_generate": self.on_generate,
-            "_calculate_rewards": self.on_calculate_rewards,
-        }
-
-    def on_generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **named: Any) -> Any:
-        """Record one call of generate."""
-        model = self._unwrapped.of(self._trainer.model_wrapped)
-        with self.findings.rule():
-            self._random_states.add(self._trainer.accelerator.device)
-        with sampling_recorder.recording(model) as sampler:
-            completion_ids, logprobs = self._trl["_generate_single_turn"](prompt_ids, *arguments, **named)
-        if sampler.sampling is None:
-            raise AuditError("recorded", "generate was not reached: only transformers' generate is audited")
-        with self.findings.rule():
-            require_agreeing(sampler.sampling, self._trainer.temperature)
-        self._sampling = sampler.sampling
-        self._turns.append(
-            [
-                sampling_recorder.Drawn(list(context), list(sampled), sampler.logprobs(row, sampled))
-                for row, (context, sampled) in enumerate(zip(prompt_ids, completion_ids, strict=True))
-            ]
-        )
-        return completion_ids, logprobs
-
-    def on_generate(self, prompts: list[Any]) -> Any:
-        """Begin a generation batch, and take what the trainer makes of it."""
-        self._turns, self._prompts = [], list(prompts)
-        made = self._trl["_generate"](prompts)
-        self._prompt_ids, self._completion_ids, self._tool_mask, self._messages = made[:4]
-        return made
-
-    def on_calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        """Take the rewards by column."""
-        values = self._trl["_calculate_rewards"](*arguments, **named)
-        names = self._trainer.reward_func_names
-        self._rewards = [
-            {name: None if value != value else value for name, value in zip(names, row, strict=True)}
-            for row in values.tolist()
-        ]
-        return values
+        return self._made.hooks
 
     def state(self) -> dict[str, Any]:
         """Return what no trace tells of the batches so far, for ``restore``."""
@@ -151,8 +104,8 @@ class GenerationAudit:
         calls, drawn = self._calls(made, policy)
         episodes = self._environment_episodes(made)
         for row in made:
-            self._require_old_logprobs(row, drawn[row.rollout])
-        self._require_reference(made[0])
+            self._logprobs.require_old(row, drawn[row.rollout])
+        self._logprobs.require_reference(made[0])
         parts = self._ranks.gather((calls, episodes, made, drawn, self._random_states.since()))
         by_kind: Any = list(zip(*parts, strict=True))
         calls, episodes, rows = (merged(each) for each in by_kind[:3])
@@ -169,23 +122,25 @@ class GenerationAudit:
         if self._ranks.count * len(inputs) % size:
             raise AuditError("group", f"{self._ranks.count * len(inputs)} rollouts are no whole groups of {size}")
         # TRL's are those of all processes: a group may be spread over several.
-        weighted = grpo_oracle.weighted(self._rewards, self.objective.reward_weights)
+        weighted = grpo_oracle.weighted(self._made.rewards, self.objective.reward_weights)
         expected = grpo_oracle.advantages(weighted, self.objective)[own:]
-        rewards, first = self._rewards[own:], first + own
+        rewards, first = self._made.rewards[own:], first + own
         made = []
-        for index, completion in enumerate(self._completion_ids):
+        for index, completion in enumerate(self._made.completion_ids):
             rollout, advantage = first + index, output["advantages"][index].item()
             with self.findings.rule():
                 self._require_group(index, inputs, rollout)
             with self.findings.rule():
                 _require_reward(rewards[index], advantage, expected[index], rollout)
-            mask = self._tool_mask[index] if self._tool_mask is not None else [1] * len(completion)
+            mask = self._made.tool_mask[index] if self._made.tool_mask is not None else [1] * len(completion)
             spans, cut = [], 0
             with self.findings.rule():
                 if len(mask) != len(completion):
                     raise AuditError("lengths", f"{len(mask)} mask entries for {len(completion)} ids", rollout=rollout)
                 budget = self.objective.max_completion_tokens
-                spans, cut = training_rows.rebuild(self._prompt_ids[index], completion, self._turns, budget, rollout)
+                spans, cut = training_rows.rebuild(
+                    self._made.prompt_ids[index], completion, self._made.turns, budget, rollout
+                )
                 training_rows.require_mask(mask, spans, rollout)
             truncated = not completion or completion[-1] not in self._ends
             if self.objective.mask_truncated and truncated:
@@ -195,7 +150,7 @@ class GenerationAudit:
                     generation=self._generations,
                     rollout=rollout,
                     group=rollout // size,
-                    prompt=list(self._prompt_ids[index]),
+                    prompt=list(self._made.prompt_ids[index]),
                     completion=list(completion),
                     mask=list(mask),
                     spans=spans,
@@ -212,8 +167,8 @@ class GenerationAudit:
         """Hold a rollout to its group's row of the dataset; only what its own environment said first may differ."""
         # A group that began in another process is held to the dataset by each of the two.
         member = max(0, index - rollout % self.objective.group_size)
-        own, other = self._prompts[index], self._prompts[member]
-        alike = self._prompt_ids[index] == self._prompt_ids[member]
+        own, other = self._made.prompts[index], self._made.prompts[member]
+        alike = self._made.prompt_ids[index] == self._made.prompt_ids[member]
         if not alike and self._trainer.environment_factories is not None:
             alike = own != other and training_rows.begins(own, inputs[index].get("prompt", NO_PROMPT))
         row, first = inputs[index], inputs[member]
@@ -233,56 +188,17 @@ class GenerationAudit:
             with self.findings.rule():
                 self._siblings.add(draws)
 
-    @torch.no_grad()
-    def _require_reference(self, row: Row) -> None:
-        """Hold a row's reference log-probabilities to those of the reference, computed again."""
-        if row.reference_logprobs is None:
-            return
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        with ExitStack() as stack:
-            stack.enter_context(self._trainer.compute_loss_context_manager())
-            if self._trainer.ref_model is None:
-                stack.enter_context(use_adapter(model, "ref" if "ref" in model.peft_config else None))
-            reference = self._trainer.ref_model or model
-            again = grpo_oracle.logprobs_of(reference, row, self._trainer.temperature).tolist()
-            beyond = self._widest(reference, row, row.reference_logprobs, again)
-        with self.findings.rule():
-            if beyond is not None:
-                detail = f"its log-probabilities are {beyond.nats:.3g} nats from those of the model without its adapter"
-                raise AuditError("reference", detail, rollout=row.rollout, offset=beyond.offset)
-
-    def _require_old_logprobs(self, row: Row, drawn: Sequence[float | None]) -> None:
-        """Hold the log-probabilities that a ratio is taken against to the sampler's own."""
-        if row.old_logprobs is None:
-            return
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        beyond = self._widest(model, row, row.old_logprobs, drawn)
-        with self.findings.rule():
-            if beyond is not None:
-                detail = f"the ratio is taken against log-probabilities {beyond.nats:.3g} nats from those drawn with"
-                raise AuditError("old log-probabilities", detail, rollout=row.rollout, offset=beyond.offset)
-
-    def _widest(
-        self, model: Any, row: Row, told: Sequence[float], own: Sequence[float | None]
-    ) -> tolerances.Gap | None:
-        """Return where two computations of a row's trained log-probabilities lie farthest apart, beyond excuse."""
-        pairs = enumerate(zip(told, own, row.mask, strict=True))
-        gaps = [(abs(one - other), offset) for offset, (one, other, trains) in pairs if trains and other is not None]
-        context = self._trainer.compute_loss_context_manager
-        temperature = self._trainer.temperature
-        return tolerances.widest(gaps, self._bands, lambda: tolerances.explained(model, row, temperature, context))[0]
-
     @property
     def _ends(self) -> set[int]:
         return ends_of(self._trainer)
 
     def _calls(self, made: Sequence[Row], policy: str) -> tuple[list[Call], Drawn]:
         """Return the records of this process's calls, and the log-probabilities they were drawn with."""
-        assert self._sampling is not None
+        assert self._made.sampling is not None
         calls, by_rollout = [], {}
-        for row, said in zip(made, self._messages, strict=True):
+        for row, said in zip(made, self._made.messages, strict=True):
             by_rollout[row.rollout] = [None] * len(row.completion)
-            draws = list(training_rows.draws_of(row, self._turns))
+            draws = list(training_rows.draws_of(row, self._made.turns))
             if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
                 with self.findings.rule():
                     training_rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
@@ -299,14 +215,14 @@ class GenerationAudit:
                         group=row.group,
                         turn=turn,
                         policy=policy,
-                        sampling=self._sampling,
+                        sampling=self._made.sampling,
                         context=drawn.context,
                         sampled=drawn.sampled,
                         logprobs=drawn.logprobs,
                         stop="end" if drawn.sampled and drawn.sampled[-1] in self._trainer.eos_token_ids else "length",
                     )
                 )
-        unmatched = sum(not drawn.used for turn in self._turns for drawn in turn)
+        unmatched = sum(not drawn.used for turn in self._made.turns for drawn in turn)
         with self.findings.rule():
             if unmatched:
                 raise AuditError("recorded", f"{unmatched} sampled rows are in no trained rollout")
@@ -325,7 +241,7 @@ class GenerationAudit:
         if self._episode_of is None or not self._trainer.environments:
             return []
         told = []
-        for row, environment, messages in zip(made, self._trainer.environments, self._messages, strict=True):
+        for row, environment, messages in zip(made, self._trainer.environments, self._made.messages, strict=True):
             episode = self._episode_of(environment).model_copy(update={"rollout": row.rollout})
             with self.findings.rule():
                 training_rows.require_episode(episode, messages)

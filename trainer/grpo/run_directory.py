@@ -13,7 +13,8 @@ from gymqual.harness.records.legend import LEGEND
 from gymqual.harness.records.trace import TRACE
 from gymqual.trainer.audit.attach import Audit
 from gymqual.trainer.grpo import legend
-from gymqual.trainer.grpo.trainer import SHAPED, STRICT, GymTrainer
+from gymqual.trainer.grpo.rewards import SHAPED, STRICT
+from gymqual.trainer.grpo.trainer import GymTrainer
 from gymqual.trainer.policy.loading import Policy
 from gymqual.trainer.runs import checkpoints
 from gymqual.trainer.runs import manifest as run_manifest

@@ -4,37 +4,32 @@ Native multi-turn, generation by transformers, always with the current policy. W
 run before a reward is made of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
 from trl.trainer import grpo_trainer
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from gymqual.gyms.base import TaskSet, Verdict
 from gymqual.gyms.blocking import BlockingGym
-from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.trace import Episode, ToolUse
 from gymqual.trainer.audit.attach import Audit, attach
 from gymqual.trainer.audit.trl_settings import ends_of
+from gymqual.trainer.grpo.arguments import rows_per_pass, trl_arguments
 from gymqual.trainer.grpo.environment import AnyTool, GymEnvironment, environment_class
+from gymqual.trainer.grpo.episodes import episode_of, final_answer
+from gymqual.trainer.grpo.rewards import SHAPED, STRICT, column_named, rewards_of, shaped
 from gymqual.trainer.grpo.sampler import Sampler
 from gymqual.trainer.policy.loading import Policy
 from gymqual.trainer.runs import checkpoints
-from gymqual.trainer.runs.config import Shaping, TrainingConfig
+from gymqual.trainer.runs.config import TrainingConfig
 from gymqual.trainer.runs.distributed import joined, ranks_of
 from gymqual.trainer.runs.written import AS_WRITTEN
-
-STRICT = "strict"
-SHAPED = "shaped"
-"""The reward columns; only the shaped one has weight."""
 
 
 class EpochSampler(RepeatSampler):
@@ -73,11 +68,11 @@ class GymTrainer(GRPOTrainer):
         self.sampler = Sampler(config.generation)
         self._run_folder = folder.parent
         self._shaping = config.shaping
-        columns: Any = [_column(SHAPED, self._shaped), _column(STRICT, self._strict)]
+        columns: Any = [column_named(SHAPED, self._shaped), column_named(STRICT, self._strict)]
         super().__init__(
             model=policy.model,
             processing_class=policy.tokenizer,
-            args=_arguments(config, folder),
+            args=trl_arguments(config, folder, rows_per_pass(config, joined().count)),
             train_dataset=Dataset.from_list([{"prompt": tasks.prompt(task), "task_id": task} for task in config.tasks]),
             reward_funcs=columns,
             environment_factory=environment_class(gym, tasks),
@@ -170,51 +165,6 @@ class GymTrainer(GRPOTrainer):
                 environment._close()
 
 
-def shaped(shaping: Shaping, verdict: Verdict) -> float | None:
-    """Return the reward that is trained on; None where the gym gives none."""
-    return None if verdict.reward is None else shaping.shape(verdict.strict, dict(verdict.parts))
-
-
-def final_answer(messages: list[Mapping[str, Any]]) -> str | None:
-    """Return the text of the last assistant message, None if a rollout does not end with one."""
-    last = messages[-1]
-    return last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else None
-
-
-def episode_of(environment: GymEnvironment) -> Episode:
-    """Return what an environment recorded of its rollout, once it has a verdict."""
-    verdict = environment._verdict
-    assert verdict is not None, "an episode is recorded once it is judged"
-    uses = [
-        ToolUse(tool=call.tool, arguments=call.arguments, text=shown.text, is_error=shown.is_error)
-        for call, shown in environment._calls
-    ]
-    return Episode(
-        rollout=0,
-        task_id=environment._task_id,
-        calls=uses,
-        answer=environment._answer,
-        truncated=environment._truncated,
-        reward=verdict.reward,
-        strict=verdict.strict,
-        parts=dict(verdict.parts),
-        outcome=verdict.outcome,
-        replay="local core",
-    )
-
-
-def rewards_of(shaping: Shaping) -> Callable[[Episode], dict[str, float | None]]:
-    """Return what an episode must be paid, by column: for the audit, from the episode alone."""
-
-    def rewards(episode: Episode) -> dict[str, float | None]:
-        if episode.reward is None:
-            return {SHAPED: None, STRICT: None}
-        # TRL's reward tensor holds single precision.
-        return {SHAPED: _single(shaping.shape(episode.strict, episode.parts)), STRICT: float(episode.strict)}
-
-    return rewards
-
-
 def attach_audit(
     trainer: GymTrainer, config: TrainingConfig, trace: Path, *, stops: bool = True, goes_on: bool = False
 ) -> Audit:
@@ -230,72 +180,6 @@ def attach_audit(
         stops=stops,
         goes_on=goes_on,
     )
-
-
-def _single(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32).item()
-
-
-def rows_per_pass(config: TrainingConfig, processes: int) -> int:
-    """Return the rows of one forward pass in one process; raises HarnessError if a step is not equal passes."""
-    rollouts, passes = config.groups_per_step * config.group_size, config.gradient_accumulation * processes
-    if rollouts % passes:
-        raise HarnessError(
-            f"{rollouts} rollouts of a step are not equal parts for {processes} processes of "
-            f"{config.gradient_accumulation} passes; change groups_per_step, gradient_accumulation or the processes"
-        )
-    return rollouts // passes
-
-
-def _arguments(config: TrainingConfig, folder: Path) -> GRPOConfig:
-    return GRPOConfig(
-        output_dir=str(folder),
-        max_steps=config.steps,
-        per_device_train_batch_size=rows_per_pass(config, joined().count),
-        gradient_accumulation_steps=config.gradient_accumulation,
-        steps_per_generation=config.steps_per_generation,
-        num_iterations=config.num_iterations,
-        mask_truncated_completions=config.mask_truncated,
-        num_generations=config.group_size,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=config.max_gradient_norm,
-        loss_type=config.loss_type,
-        scale_rewards=config.scale_rewards,
-        beta=config.beta,
-        reward_weights=[1.0, 0.0],
-        temperature=config.temperature,
-        # Nothing is cut off: the distribution that is drawn from is the one that the loss is taken of.
-        top_k=0,
-        top_p=1.0,
-        max_completion_length=config.max_completion_tokens,
-        max_tool_calling_iterations=config.max_tool_rounds,
-        shuffle_dataset=config.shuffle,
-        bf16=config.precision == "bf16",
-        gradient_checkpointing=False,
-        # Every adapter tensor is in every forward pass.
-        ddp_find_unused_parameters=False,
-        use_cpu=not torch.cuda.is_available(),
-        seed=config.seed,
-        # What is to be continued exactly must repeat exactly.
-        full_determinism=torch.cuda.is_available() and config.checkpoint_every > 0,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="steps" if config.checkpoint_every else "no",
-        save_steps=max(1, config.checkpoint_every),
-        disable_tqdm=True,
-    )
-
-
-def _column(name: str, function: Callable[..., list[float | None]]) -> Callable[..., list[float | None]]:
-    """Return a reward function that TRL reports under this name."""
-
-    def column(**named: Any) -> list[float | None]:
-        return function(**named)
-
-    column.__name__ = name
-    return column
 
 
 @contextmanager

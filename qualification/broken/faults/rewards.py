@@ -8,7 +8,8 @@ import torch
 from gymqual.gyms.base import Verdict
 from gymqual.gyms.local import LocalGym, LocalSession
 from gymqual.qualification.broken.faults.catalogue import fault
-from gymqual.trainer.grpo.trainer import GymTrainer, shaped
+from gymqual.trainer.grpo.rewards import shaped
+from gymqual.trainer.grpo.trainer import GymTrainer
 
 
 class _Rewards(GymTrainer):

@@ -71,6 +71,8 @@ SUBJECTS = (
             "trainer/audit/attach.py",
             "trainer/audit/independence.py",
             "trainer/audit/rollout_audit.py",
+            "trainer/audit/generation_recorder.py",
+            "trainer/audit/logprob_rules.py",
             "trainer/audit/loss_audit.py",
             "trainer/audit/grpo_oracle.py",
             "trainer/audit/optimizer_oracle.py",

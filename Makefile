@@ -2,6 +2,7 @@
 #                           what make without a goal does
 # make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
 # make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
+# make quick               the tests that what you changed reaches, nearest first, within a minute
 # make test-all             with the slow ones
 # make setup [GYM=nemo]     .venv for the checks, and the gyms' locked environments
 # make setup-train          add torch and the training libraries to .venv
@@ -34,7 +35,7 @@ OMITTED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
-.PHONY: qualify qualify-gpu test test-all coverage mutation lint lock clean setup setup-train setup-host setup-mutation help
+.PHONY: qualify qualify-gpu test quick test-all coverage mutation lint lock clean setup setup-train setup-host setup-mutation help
 .DEFAULT_GOAL := qualify
 
 # The gyms' environments are built beside the trainer's, and lint runs beside either.
@@ -49,11 +50,17 @@ qualify-gpu:
 	$(BIN)/pytest -m gpu_qualification --gym $(GYM) --policy=$(POLICY) $(PYTEST_ARGS)
 
 # More threads than cores would only slow small models down.
-qualify test coverage mutation: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+qualify test quick coverage mutation: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 test:
 	$(READY_FOR) setup lint setup-host
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu_qualification" $(PYTEST_ARGS)
 	$(BIN)/pytest $(PARALLEL) --broken -m "self_test and not slow and not gpu_qualification" $(PYTEST_ARGS)
+
+quick:
+	$(READY_FOR) setup setup-train
+	@mkdir -p build
+	@$(BIN)/python -m gymqual.qualification.support.reach > build/quick.txt
+	@test ! -s build/quick.txt || $(BIN)/pytest -q -m "not slow and not gpu_qualification" @build/quick.txt $(PYTEST_ARGS)
 
 test-all:
 	$(READY_FOR) setup lint setup-host setup-mutation

@@ -1,24 +1,19 @@
 """The page of a directory: made from the evidence in it, made again, and held to it; and a run in a few lines."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gymqual.harness.records import manifest, training_run
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.files import ROOT, write_atomically
+from gymqual.harness.records.files import write_atomically
 from gymqual.harness.records.manifest import ATTESTATION, MANIFEST, PAGE, Claims, RunManifest
 from gymqual.harness.report import document, experiment, qualification
 from gymqual.harness.report import training as training_page
 from gymqual.harness.report.throughput_result import RESULT as THROUGHPUT
 
-SILENT_BUGS = "silent-bugs.json"
-LIMIT_S = 300
-"""For a page that another process makes."""
 KINDS = (
     "a run of the suite or a training run (manifest.json), a matched experiment (summary.json or report/summary.json), "
-    f"or the --out folder of a bench ({THROUGHPUT}, {SILENT_BUGS})"
+    f"or the --out folder of a bench ({THROUGHPUT}, silent-bugs.json)"
 )
 
 
@@ -28,10 +23,7 @@ def write(folder: Path) -> Path:
     Raises HarnessError for a directory that no page can be made of.
     """
     path = folder / PAGE
-    if (folder / SILENT_BUGS).is_file():
-        _write_in_process("gymqual.qualification.studies.silent_bugs.page", folder)
-    else:
-        write_atomically(path, render(folder))
+    write_atomically(path, render(folder))
     return path
 
 
@@ -96,18 +88,6 @@ def _faults(folder: Path, run: Path) -> Iterator[str]:
         yield f"{name}: drawn by {made_by}, this is {document.generator()}; gymqual report {folder} draws it anew"
     else:
         yield f"{name}: changed, or of other evidence"
-
-
-def _write_in_process(module: str, folder: Path) -> None:
-    """Have a page written by a module that the harness does not import; raises HarnessError with its reason."""
-    command = [sys.executable, "-m", module, str(folder.resolve())]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise HarnessError(f"{folder}: its page was not made within {LIMIT_S} s by python -m {module}") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise HarnessError(f"{folder}: its page cannot be made: {reason}")
 
 
 # ---- in a few lines --------------------------------------------------------------------------------

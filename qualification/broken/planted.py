@@ -44,15 +44,19 @@ AFTER_THE_STEP = ("update", "frozen")
 def stops_of(faults: Sequence[Fault], folder: Path) -> dict[str, object]:
     """Return (rule that stopped it, nothing trained beyond) of every fault, and of the healthy trainer in its place.
 
-    The healthy trainer stands under ``healthy with`` what the faults' trainings are set to.
+    The healthy trainer stands under ``healthy with`` what the faults' trainings are set to. Once one of them is not as
+    is due the rest is not trained any more: the verdict is known.
     """
     seen: dict[str, object] = {}
+    due = due_of(faults)
     for fault in faults:
         seen[fault.name] = stopped_by(fault.trainer, folder, fault.gym, **fault.settings)
         control = f"healthy with {fault.gym.__name__} {fault.settings}"
-        if control not in seen:
+        if control not in seen and seen[fault.name] == due[fault.name]:
             place = folder / f"control-{len(seen)}"
             seen[control] = stopped_by(GymTrainer, place, fault.gym, **fault.settings)
+        if not seen.items() <= due.items():
+            break
     return seen
 
 

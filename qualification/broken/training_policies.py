@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from gymqual.harness.records.files import readable_json
 from gymqual.harness.records.legend import LEGEND
-from gymqual.qualification.broken.training_runs import Alteration, other, rewards_swapped_in_a_group, unlike_rows
+from gymqual.qualification.broken.training_traces import Alteration, other, rewards_swapped_in_a_group, unlike_rows
 from gymqual.qualification.support.training.small_run import Dump
 from gymqual.trainer.runs.manifest import ADAPTER
 from gymqual.trainer.runs.tensors import ADAPTER as TENSORS

@@ -1,16 +1,17 @@
-"""Print the table of documented checks in Markdown, as it stands in the README, or renew what is made of the code."""
+"""The table of documented checks, and what else is made of the code."""
 
-import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from gymqual import qualification
-from gymqual.harness.cli.usage import ending
 from gymqual.harness.plugin.registry import REGISTRY, Check
 from gymqual.harness.records import manifest, trace
+from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, write_atomically
 from gymqual.harness.stacks.specs import STACKS
 from gymqual.trainer.runs import manifest as run_manifest
@@ -18,34 +19,26 @@ from gymqual.trainer.runs import manifest as run_manifest
 HEADER = f"| check | it proves | {' | '.join(STACKS)} | a subject it must flag |"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="gymqual checks",
-        description=__doc__,
-        epilog=ending("qualification --write", {0: "printed, or written"}),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="put the table into README.md and the schemas into reports/schema, and name what changed "
-        "(default: only print the table)",
-    )
-    options = parser.parse_args(arguments)
+def command(
+    *,
+    write: Annotated[
+        bool,
+        Parameter(help="Put the table into README.md and the schemas into reports/schema, and name what changed."),
+    ] = False,
+) -> None:
+    """Print the table of documented checks in Markdown, as it stands in the README."""
     try:
-        shown = "".join(f"{path.relative_to(ROOT)}\n" for path in _write(ROOT)) if options.write else table()
+        shown = "".join(f"{path.relative_to(ROOT)}\n" for path in _write(ROOT)) if write else table()
     except ModuleNotFoundError as error:
-        print(f"qualification: {error}; the checks of training need it: make setup-train", file=sys.stderr)
-        return 2
+        raise HarnessError(f"{error}; the checks of training need it: make setup-train") from None
     print(shown, end="")
-    return 0
 
 
 def table() -> str:
     """Return every documented check: its id, its MUST, the gyms it examines, and the defect it is proven to flag."""
-    for module in walk_packages(qualification.__path__, "qualification."):
+    # As pytest names it, where it has loaded the checkout's tests: a check is registered once.
+    package = sys.modules.get("qualification", qualification)
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
         if module.name.rpartition(".")[2].startswith("test_"):
             import_module(module.name)
     rows = [_row(check) for _, check in sorted(REGISTRY.items())]
@@ -93,7 +86,3 @@ def _write(root: Path) -> list[Path]:
     for path in changed:
         write_atomically(path, renewed[path])
     return changed
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,8 @@ import pytest
 from gymqual.harness.plugin.evidence import Evidence
 from gymqual.harness.plugin.registry import check, explain
 from gymqual.qualification.support.verifiers.expected import Seen, account, of_trace
-from gymqual.qualification.support.verifiers.lab import SPOILS, Lab
+from gymqual.qualification.support.verifiers.lab import Lab
+from gymqual.qualification.support.verifiers.token_tap import SPOILS
 
 pytestmark = [pytest.mark.gym("verifiers"), pytest.mark.optional]
 

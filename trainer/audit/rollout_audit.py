@@ -66,14 +66,14 @@ class GenerationAudit:
         self._pool = Pool(trainer, tasks)
         self._siblings = Siblings(bands.siblings)
         self._random_states = RandomStates()
-        self._made = GenerationRecorder(trainer, findings, self._random_states)
+        self._recorder = GenerationRecorder(trainer, findings, self._random_states)
         self._logprobs = LogprobRules(trainer, bands, findings)
         self._generations = 0
 
     @property
     def hooks(self) -> dict[str, Callable[..., Any]]:
         """What stands in for the trainer's own methods, by name."""
-        return self._made.hooks
+        return self._recorder.hooks
 
     def state(self) -> dict[str, Any]:
         """Return what no trace tells of the batches so far, for ``restore``."""
@@ -122,24 +122,24 @@ class GenerationAudit:
         if self._ranks.count * len(inputs) % size:
             raise AuditError("group", f"{self._ranks.count * len(inputs)} rollouts are no whole groups of {size}")
         # TRL's are those of all processes: a group may be spread over several.
-        weighted = grpo_oracle.weighted(self._made.rewards, self.objective.reward_weights)
+        weighted = grpo_oracle.weighted(self._recorder.rewards, self.objective.reward_weights)
         expected = grpo_oracle.advantages(weighted, self.objective)[own:]
-        rewards, first = self._made.rewards[own:], first + own
+        rewards, first = self._recorder.rewards[own:], first + own
         made = []
-        for index, completion in enumerate(self._made.completion_ids):
+        for index, completion in enumerate(self._recorder.completion_ids):
             rollout, advantage = first + index, output["advantages"][index].item()
             with self.findings.rule():
                 self._require_group(index, inputs, rollout)
             with self.findings.rule():
                 _require_reward(rewards[index], advantage, expected[index], rollout)
-            mask = self._made.tool_mask[index] if self._made.tool_mask is not None else [1] * len(completion)
+            mask = self._recorder.tool_mask[index] if self._recorder.tool_mask is not None else [1] * len(completion)
             spans, cut = [], 0
             with self.findings.rule():
                 if len(mask) != len(completion):
                     raise AuditError("lengths", f"{len(mask)} mask entries for {len(completion)} ids", rollout=rollout)
                 budget = self.objective.max_completion_tokens
                 spans, cut = training_rows.rebuild(
-                    self._made.prompt_ids[index], completion, self._made.turns, budget, rollout
+                    self._recorder.prompt_ids[index], completion, self._recorder.turns, budget, rollout
                 )
                 training_rows.require_mask(mask, spans, rollout)
             truncated = not completion or completion[-1] not in self._ends
@@ -150,7 +150,7 @@ class GenerationAudit:
                     generation=self._generations,
                     rollout=rollout,
                     group=rollout // size,
-                    prompt=list(self._made.prompt_ids[index]),
+                    prompt=list(self._recorder.prompt_ids[index]),
                     completion=list(completion),
                     mask=list(mask),
                     spans=spans,
@@ -167,8 +167,8 @@ class GenerationAudit:
         """Hold a rollout to its group's row of the dataset; only what its own environment said first may differ."""
         # A group that began in another process is held to the dataset by each of the two.
         member = max(0, index - rollout % self.objective.group_size)
-        own, other = self._made.prompts[index], self._made.prompts[member]
-        alike = self._made.prompt_ids[index] == self._made.prompt_ids[member]
+        own, other = self._recorder.prompts[index], self._recorder.prompts[member]
+        alike = self._recorder.prompt_ids[index] == self._recorder.prompt_ids[member]
         if not alike and self._trainer.environment_factories is not None:
             alike = own != other and training_rows.begins(own, inputs[index].get("prompt", NO_PROMPT))
         row, first = inputs[index], inputs[member]
@@ -194,11 +194,11 @@ class GenerationAudit:
 
     def _calls(self, made: Sequence[Row], policy: str) -> tuple[list[Call], Drawn]:
         """Return the records of this process's calls, and the log-probabilities they were drawn with."""
-        assert self._made.sampling is not None
+        assert self._recorder.sampling is not None
         calls, by_rollout = [], {}
-        for row, said in zip(made, self._made.messages, strict=True):
+        for row, said in zip(made, self._recorder.messages, strict=True):
             by_rollout[row.rollout] = [None] * len(row.completion)
-            draws = list(training_rows.draws_of(row, self._made.turns))
+            draws = list(training_rows.draws_of(row, self._recorder.turns))
             if not isinstance(said, str):  # A plain text prompt is answered in plain text: there are no messages.
                 with self.findings.rule():
                     training_rows.require_messages(row, [self._parsed(drawn, row) for drawn, _ in draws], said)
@@ -215,14 +215,14 @@ class GenerationAudit:
                         group=row.group,
                         turn=turn,
                         policy=policy,
-                        sampling=self._made.sampling,
+                        sampling=self._recorder.sampling,
                         context=drawn.context,
                         sampled=drawn.sampled,
                         logprobs=drawn.logprobs,
                         stop="end" if drawn.sampled and drawn.sampled[-1] in self._trainer.eos_token_ids else "length",
                     )
                 )
-        unmatched = sum(not drawn.used for turn in self._made.turns for drawn in turn)
+        unmatched = sum(not drawn.used for turn in self._recorder.turns for drawn in turn)
         with self.findings.rule():
             if unmatched:
                 raise AuditError("recorded", f"{unmatched} sampled rows are in no trained rollout")
@@ -241,7 +241,7 @@ class GenerationAudit:
         if self._episode_of is None or not self._trainer.environments:
             return []
         told = []
-        for row, environment, messages in zip(made, self._trainer.environments, self._made.messages, strict=True):
+        for row, environment, messages in zip(made, self._trainer.environments, self._recorder.messages, strict=True):
             episode = self._episode_of(environment).model_copy(update={"rollout": row.rollout})
             with self.findings.rule():
                 training_rows.require_episode(episode, messages)

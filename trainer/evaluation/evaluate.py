@@ -8,31 +8,29 @@ gym ends the evaluation; it is never counted as a miss. The test split is for on
 for ``--consume-test``, and the result says that it was consumed.
 """
 
-import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from gymqual.gyms import loaded
 from gymqual.gyms.base import GymIdentity
-from gymqual.gyms.german.tasks import SPLIT_SHARES
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
+from gymqual.harness.cli.checks import require_at_least_one
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, write_atomically
 from gymqual.trainer.evaluation.rollout import EvaluationGym, Rollout, Sampling, play
 from gymqual.trainer.policy.loading import POLICY_HELP, Policy, load_policy
-from gymqual.trainer.runs.command import command_parser, require_at_least_one, run_command
-from gymqual.trainer.runs.open_gym import GYMS, opened_gym
+from gymqual.trainer.runs.open_gym import opened_gym
 from gymqual.trainer.runs.statistics import paired, wilson
 
 BATCH = 64
@@ -132,40 +130,49 @@ def _opened(name: str, url: str | None) -> Iterator[tuple[EvaluationGym, GymIden
             yield gym, gym.identity()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    return run_command("evaluate", lambda: _evaluate(options))
-
-
-def _evaluate(options: argparse.Namespace) -> int:
-    if options.split == "test" and not options.consume_test:
+def command(
+    *,
+    policy: Annotated[str, Parameter(help=POLICY_HELP)] = "mini",
+    adapter: Annotated[Path | None, Parameter(help="LoRA adapter on top of the policy.")] = None,
+    split: Annotated[Literal["dev", "sft", "test", "train"], Parameter(help="Of tasks.")] = "dev",
+    consume_test: Annotated[bool, Parameter(help="Allow --split test; recorded in the result.")] = False,
+    episodes: Annotated[int, Parameter(help="One task each.")] = 256,
+    gym: Annotated[Literal["local", "nemo", "openenv"], Parameter(help="local plays in this process.")] = "local",
+    gym_url: Annotated[
+        str | None, Parameter(help="A service that is already served; else one is started and ended here.")
+    ] = None,
+    seed: Annotated[int, Parameter(help="Of sampling.")] = 0,
+    threads: Annotated[int, Parameter(help="Threads of torch.")] = 1,
+    out: Annotated[Path | None, Parameter(help="File that gets the result as JSON, too.")] = None,
+    against: Annotated[Path | None, Parameter(help="An earlier result to compare with, in pairs.")] = None,
+) -> None:
+    """Measure a policy's strict success through a gym, at temperature 1 and greedy, with intervals."""
+    if split == "test" and not consume_test:
         raise HarnessError("--split test is for the one final assessment; say --consume-test if this is it")
-    require_at_least_one("--episodes", options.episodes)
-    require_at_least_one("--threads", options.threads)
-    if options.gym_url and options.gym == "local":
+    require_at_least_one("--episodes", episodes)
+    require_at_least_one("--threads", threads)
+    if gym_url and gym == "local":
         raise HarnessError("--gym-url names a service, --gym local has none; leave one of them out")
-    torch.set_num_threads(options.threads)
-    baseline = _read(options.against) if options.against else None
-    policy = load_policy(options.policy, options.adapter)
+    torch.set_num_threads(threads)
+    baseline = _read(against) if against else None
+    loaded_policy = load_policy(policy, adapter)
     console = Console(highlight=False, soft_wrap=True)
     with console.status("") as status:
         result = measure(
-            policy,
-            options.gym,
-            options.split,
-            options.episodes,
+            loaded_policy,
+            gym,
+            split,
+            episodes,
             status.update,
-            seed=options.seed,
-            gym_url=options.gym_url,
-            adapter=str(options.adapter) if options.adapter else None,
+            seed=seed,
+            gym_url=gym_url,
+            adapter=str(adapter) if adapter else None,
         )
-    if options.out:
-        write_atomically(options.out, readable_json(result.model_dump(mode="json")))
+    if out:
+        write_atomically(out, readable_json(result.model_dump(mode="json")))
     _show(console, result)
     if baseline:
         _show_pairs(console, baseline, result)
-    return 0
 
 
 def measure(
@@ -205,35 +212,6 @@ def measure(
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "evaluate",
-        __doc__,
-        "--policy mini --split dev --episodes 256 --gym nemo",
-        {0: "evaluated", 2: "it could not be done, or the gym failed; one sentence says why", 130: "interrupted"},
-    )
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
-    parser.add_argument("--split", choices=sorted(SPLIT_SHARES), default="dev", help="of tasks (default: %(default)s)")
-    parser.add_argument("--consume-test", action="store_true", help="allow --split test; recorded in the result")
-    parser.add_argument("--episodes", type=int, default=256, help="one task each (default: %(default)s)")
-    parser.add_argument(
-        "--gym", choices=["local", *GYMS], default="local", help="local plays in this process (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--gym-url", metavar="URL", help="a service that is already served (default: one is started and ended here)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
-    )
-    parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="an earlier result to compare with, in pairs (default: none)"
-    )
-    return parser
-
-
 def _read(path: Path) -> Evaluation:
     try:
         return Evaluation.model_validate_json(path.read_bytes())
@@ -269,7 +247,3 @@ def _show_pairs(console: Console, baseline: Evaluation, candidate: Evaluation) -
         f"against {baseline.policy['name']}, temperature 1, {result.trials} pairs: {result.difference:+.3f} "
         f"({result.gained} gained, {result.lost} lost; exact McNemar p = {result.p_value:.2g})"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,15 +13,14 @@ Without ``--data`` the file is ``mgsm_LANGUAGE.tsv`` in the folder that ``GYMQUA
 problems of our own.
 """
 
-import argparse
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from torch.nn import functional
@@ -30,11 +29,9 @@ from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
 from gymqual.trainer.policy.loading import FOLDER, POLICY_HELP, Policy, load_policy
 from gymqual.trainer.policy.transcripts import render_ids, token_id
-from gymqual.trainer.runs.command import command_parser, run_command
 from gymqual.trainer.runs.statistics import wilson
 
 PROBE = FOLDER / "probe_de.tsv"
-LANGUAGES = ("de", "en")
 BATCH = 25
 """Problems together; a remainder gives a smaller batch."""
 MAX_NEW_TOKENS = 64
@@ -181,31 +178,35 @@ def _fitting(policy: Policy, ids: list[int]) -> list[int]:
     return ids[-room:]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    return run_command("retention", lambda: _measure(options))
-
-
-def _measure(options: argparse.Namespace) -> int:
+def command(
+    *,
+    policy: Annotated[str, Parameter(help=POLICY_HELP)] = "mini",
+    adapter: Annotated[Path | None, Parameter(help="LoRA adapter on top of the policy.")] = None,
+    data: Annotated[
+        Path | None, Parameter(help="TSV of question and integer answer: a file in GYMQUAL_MGSM without it.")
+    ] = None,
+    language: Annotated[Literal["de", "en"], Parameter(help="Of the file in GYMQUAL_MGSM.")] = "de",
+    probe: Annotated[bool, Parameter(help="40 German problems of our own instead.")] = False,
+    out: Annotated[Path | None, Parameter(help="File that gets the result as JSON, too.")] = None,
+) -> None:
+    """Measure what a policy still knows of other problems: exact match and likelihood."""
     torch.set_num_threads(1)
-    path = _data(options.data, options.probe, options.language)
+    path = _data(data, probe, language)
     # Before the policy is loaded, which takes longer.
     read_problems(path)
-    policy = load_policy(options.policy, options.adapter)
+    loaded_policy = load_policy(policy, adapter)
     console = Console(highlight=False, soft_wrap=True)
     with console.status("") as status:
-        result = measure(policy, path, status.update, adapter=str(options.adapter) if options.adapter else None)
-    if options.out:
-        write_atomically(options.out, readable_json(result.model_dump(mode="json")))
+        result = measure(loaded_policy, path, status.update, adapter=str(adapter) if adapter else None)
+    if out:
+        write_atomically(out, readable_json(result.model_dump(mode="json")))
     low, high = result.interval
     problems = f"{result.exact} of {result.problems}"
     console.print(
-        f"{policy.identity.name} on {path.name}, {result.problems} problems, sha256 {result.data_sha256[:16]}"
+        f"{loaded_policy.identity.name} on {path.name}, {result.problems} problems, sha256 {result.data_sha256[:16]}"
     )
     console.print(f"exact match: {problems} = {result.accuracy:.3f} [{low:.3f}, {high:.3f}]")
     console.print(f"negative log-likelihood: {result.nll_per_token:.6f} nats a token over {result.tokens} tokens")
-    return 0
 
 
 def _data(named: Path | None, probe: bool, language: str) -> Path:
@@ -219,24 +220,3 @@ def _data(named: Path | None, probe: bool, language: str) -> Path:
     if not folder:
         raise HarnessError("no problems: name a file with --data, a folder with GYMQUAL_MGSM, or use --probe")
     return Path(folder) / f"mgsm_{language}.tsv"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("retention", __doc__, "--policy mini --probe", {0: "measured", 130: "interrupted"})
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
-    parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="TSV of question and integer answer (default: a file in GYMQUAL_MGSM)"
-    )
-    parser.add_argument(
-        "--language", choices=LANGUAGES, default="de", help="of the file in GYMQUAL_MGSM (default: %(default)s)"
-    )
-    parser.add_argument("--probe", action="store_true", help="40 German problems of our own instead")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the result as JSON, too (default: only print it)"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,8 @@ TEST = "test.json"
 REPLAY = "replay_audit.json"
 LOOKS = "looks.json"
 """Every look at the test split: whose, and at which adapter."""
+PARITY = "parity.json"
+"""Whether the arms sampled the same ids."""
 NOTES = "notes.json"
 """What was not planned: what a flag allowed, and trainings that went on after they were stopped."""
 

@@ -21,7 +21,7 @@ from gymqual.trainer.evaluation import retention
 from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData, RetentionRule
 from gymqual.trainer.experiment.protocol import TITLE, protocol
 from gymqual.trainer.grpo.train import device_name
-from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.learning.reading import read_result
 from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.runs.config import TrainingConfig, training_config
 from gymqual.trainer.runs.manifest import PolicyRecord

@@ -9,11 +9,13 @@ from gymqual.harness.records.files import readable_json, sha256_file, write_atom
 from gymqual.harness.records.manifest import MANIFEST, PAGE
 from gymqual.trainer.experiment.card import CARD, card
 from gymqual.trainer.experiment.curves import CURVES, draw
-from gymqual.trainer.experiment.files import NOTES, RUN
+from gymqual.trainer.experiment.files import NOTES, PARITY, RUN
 from gymqual.trainer.experiment.frozen import read_plan
 from gymqual.trainer.experiment.plan import Plan
-from gymqual.trainer.experiment.result import PARITY, SUMMARY, Notes, Parity, Summary, files_of, summarise
-from gymqual.trainer.learning.result import compare_runs, read_result
+from gymqual.trainer.experiment.records import Notes, Parity
+from gymqual.trainer.experiment.result import SUMMARY, Summary, files_of, summarise
+from gymqual.trainer.learning.reading import read_result
+from gymqual.trainer.learning.result import compare_runs
 
 FOLDER = "report"
 _MADE = ".report"

@@ -11,20 +11,21 @@ refused. One schedule at a time works on a folder, and one training at a time on
 ``--check`` derives every figure of a finished report again from the files beside it.
 """
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from cyclopts import Parameter
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, RootModel
 from rich.console import Console
 from rich.table import Table
 
+from gymqual.harness.cli.checks import sigterm_interrupts
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, write_atomically
 from gymqual.trainer.experiment import report
@@ -33,11 +34,10 @@ from gymqual.trainer.experiment.plan import Plan
 from gymqual.trainer.experiment.prepare import retention_folder
 from gymqual.trainer.experiment.protocol import digest
 from gymqual.trainer.experiment.result import SUMMARY, Summary
-from gymqual.trainer.experiment.stages import INEXACT, Experiment, Stage
+from gymqual.trainer.experiment.stages import Experiment, Stage
 from gymqual.trainer.learning.card import agreement_words, words
 from gymqual.trainer.learning.result import read_result
 from gymqual.trainer.runs import checkpoints
-from gymqual.trainer.runs.command import command_parser, run_command, sigterm_interrupts
 from gymqual.trainer.runs.errors import Stopped
 
 LOCK = ".schedule.lock"
@@ -162,7 +162,7 @@ def _reached(stage: Stage) -> str:
     return f", checkpoint of step {int(kept[-1].name.removeprefix('step-'))}" if kept else ""
 
 
-def check(folder: Path, console: Console) -> int:
+def check_report(folder: Path, console: Console) -> int:
     """Print what does not hold in a report, or in an experiment's; return the exit code. Raises HarnessError."""
     made = folder if (folder / SUMMARY).is_file() else folder / report.FOLDER
     if not (made / SUMMARY).is_file():
@@ -178,25 +178,33 @@ def check(folder: Path, console: Console) -> int:
 # ---- the command ------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    kept = "interrupted; what was finished is kept, the same command goes on from there"
-    return run_command("schedule", lambda: _schedule(options), interrupted=kept)
-
-
-def _schedule(options: argparse.Namespace) -> int:
+def command(
+    folder: Annotated[Path, Parameter(name="DIR", help="An experiment, see gymqual prepare.")],
+    /,
+    *,
+    status: Annotated[bool, Parameter(help="Show what is done and what is left; runs nothing.")] = False,
+    check: Annotated[bool, Parameter(help="Derive the report's figures again; DIR may be a report.")] = False,
+    retention: Annotated[
+        Path | None, Parameter(help="Folder of mgsm_de.tsv and mgsm_en.tsv; GYMQUAL_MGSM without it.")
+    ] = None,
+    accept_inexact_resume: Annotated[
+        bool, Parameter(help="Train although a resumed training is not exact; goes on record.")
+    ] = False,
+) -> int:
+    """Carry out a frozen experiment; returns 1 if a stage failed for what it found, or the report does not hold."""
+    if status and check:
+        raise HarnessError("--status and --check exclude each other; leave one out")
     console = Console(highlight=False, soft_wrap=True)
     # Trainings in processes of their own have another working directory.
-    folder: Path = options.folder.resolve()
-    if options.status:
+    folder = folder.resolve()
+    if status:
         show_status(folder, console)
         return 0
-    if options.check:
-        return check(folder, console)
+    if check:
+        return check_report(folder, console)
     torch.set_num_threads(read_plan(folder).threads)
     with sigterm_interrupts():
-        summary = run(folder, console, retention_folder(options.retention), options.accept_inexact_resume)
+        summary = run(folder, console, retention_folder(retention), accept_inexact_resume)
     _show(console, summary, folder)
     return 0
 
@@ -212,31 +220,3 @@ def _show(console: Console, summary: Summary, folder: Path) -> None:
     if summary.parity is not None:
         console.print(agreement_words(summary.parity))
     console.print(f"report: {folder / report.FOLDER / report.CARD}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "schedule",
-        __doc__,
-        "DIR --status",
-        {
-            0: "the report is written, or holds",
-            1: "a stage failed for what it found, or the report does not hold",
-            130: "interrupted",
-        },
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="an experiment, see gymqual prepare")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--status", action="store_true", help="show what is done and what is left; runs nothing")
-    asked.add_argument("--check", action="store_true", help="derive the report's figures again; DIR may be a report")
-    parser.add_argument(
-        "--retention", type=Path, metavar="DIR", help="folder of mgsm_de.tsv and mgsm_en.tsv (default: GYMQUAL_MGSM)"
-    )
-    parser.add_argument(
-        INEXACT, action="store_true", help="train although a continued training is not exact; goes on record"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -34,10 +34,11 @@ from gymqual.trainer.experiment.files import (
 from gymqual.trainer.experiment.files import TEST as TEST_FILE
 from gymqual.trainer.experiment.frozen import path_of
 from gymqual.trainer.experiment.plan import Assessment, Plan, RetentionData
-from gymqual.trainer.experiment.result import SUMMARY, Look, Looks, Notes, Replay
+from gymqual.trainer.experiment.records import Look, Looks, Notes, Replay
+from gymqual.trainer.experiment.result import SUMMARY
 from gymqual.trainer.grpo.run_directory import PROBE, TIMINGS
 from gymqual.trainer.grpo.train import train
-from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.learning.reading import read_result
 from gymqual.trainer.policy.loading import Policy, load_policy, policy_folder
 from gymqual.trainer.replay import audit
 from gymqual.trainer.runs import checkpoints

@@ -8,7 +8,6 @@ breaks in the gym, or does not hold in the audit, ends the run before the optimi
 finished until then is on disk, the manifest says why the run stopped, and the exit code is 1.
 """
 
-import argparse
 import os
 import platform
 import signal
@@ -18,8 +17,10 @@ import time
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from cyclopts import Parameter
 from pydantic import ValidationError
 from rich.console import Console
 from transformers import PrinterCallback, set_seed
@@ -27,6 +28,7 @@ from transformers import PrinterCallback, set_seed
 from gymqual.gyms import loaded
 from gymqual.gyms.base import GymIdentity, InfrastructureError
 from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.cli.checks import require_at_least_one, sigterm_interrupts
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.harness.records.trace import TRACE, read_trace
@@ -38,12 +40,11 @@ from gymqual.trainer.grpo.trainer import GymTrainer, attach_audit, rows_per_pass
 from gymqual.trainer.policy.loading import Policy, load_policy
 from gymqual.trainer.runs import checkpoints
 from gymqual.trainer.runs import manifest as run_manifest
-from gymqual.trainer.runs.command import command_parser, require_at_least_one, run_command, sigterm_interrupts
 from gymqual.trainer.runs.config import CONFIG, TrainingConfig, read_config, write_config
 from gymqual.trainer.runs.distributed import LOST, ProcessLost, Ranks, is_broken, joined, part
 from gymqual.trainer.runs.errors import AuditError
 from gymqual.trainer.runs.manifest import COMPLETED, INITIAL_ADAPTER, INTERRUPTED, TrainingRun
-from gymqual.trainer.runs.open_gym import GYMS, opened_gym
+from gymqual.trainer.runs.open_gym import GymName, opened_gym
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "numpy")
 """Whose versions a continuation must share."""
@@ -203,31 +204,38 @@ def _require_fresh(folder: Path) -> None:
 # ---- the command ------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code: 0 completed, 1 stopped, 2 it could not be begun."""
-    options = _parser().parse_args(arguments)
-    unbegun = "interrupted before training began; nothing was written"
-    return run_command("gym_training", lambda: _command(options), interrupted=unbegun)
-
-
-def _command(options: argparse.Namespace) -> int:
+def command(
+    config: Annotated[Path, Parameter(name="CONFIG", help="A training.json, see gymqual prepare.")],
+    /,
+    *,
+    gym: Annotated[GymName | None, Parameter(help="Instead of the one in CONFIG.")] = None,
+    gym_url: Annotated[
+        str | None, Parameter(help="A service that is already served, with the identity it tells; else one is started.")
+    ] = None,
+    policy: Annotated[str | None, Parameter(help="A name or a directory instead of the policy in CONFIG.")] = None,
+    out: Annotated[Path | None, Parameter(help="Run directory; CONFIG's folder without it.")] = None,
+    resume: Annotated[bool, Parameter(help="Resume from the run directory's newest checkpoint.")] = False,
+    stop_after: Annotated[int | None, Parameter(help="End with a checkpoint after this step.")] = None,
+    threads: Annotated[int, Parameter(help="Threads of torch.")] = 1,
+    dry_run: Annotated[bool, Parameter(help="Check inputs, policy and gym; no inference.")] = False,
+) -> int:
+    """Train by a frozen configuration, audited to the token; returns 1 if the gym or the audit stopped it."""
     first = os.environ.get("RANK", "0") == "0"
     console = Console(highlight=False, soft_wrap=True, quiet=not first)
-    config = _config(options)
-    require_at_least_one("--threads", options.threads)
-    if options.stop_after is not None:
-        require_at_least_one("--stop-after", options.stop_after)
+    chosen = _with_choices(read_config(config), gym, policy)
+    require_at_least_one("--threads", threads)
+    if stop_after is not None:
+        require_at_least_one("--stop-after", stop_after)
     # Sums of floats depend on how they are split over threads.
-    torch.set_num_threads(options.threads)
-    if options.dry_run:
-        _dry_run(config, options.gym_url, console)
+    torch.set_num_threads(threads)
+    if dry_run:
+        _dry_run(chosen, gym_url, console)
         return 0
-    folder = options.out or options.config.parent
     with sigterm_interrupts():
-        run = train(config, folder, options.gym_url, console, resume=options.resume, stop_after=options.stop_after)
+        run = train(chosen, out or config.parent, gym_url, console, resume=resume, stop_after=stop_after)
     part()
     if run.outcome != COMPLETED:
-        print(f"gym_training: {run.outcome}", file=sys.stderr)
+        print(f"gymqual train: {run.outcome}", file=sys.stderr)
         return 1
     assert run.tensors is not None
     console.print(
@@ -239,10 +247,9 @@ def _command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _config(options: argparse.Namespace) -> TrainingConfig:
-    config = read_config(options.config)
-    chosen = {name: getattr(options, name) for name in ("gym", "policy") if getattr(options, name)}
-    if options.policy and options.policy != config.policy:
+def _with_choices(config: TrainingConfig, gym: str | None, policy: str | None) -> TrainingConfig:
+    chosen = {name: value for name, value in (("gym", gym), ("policy", policy)) if value}
+    if policy and policy != config.policy:
         # The frozen digest is that of another policy.
         chosen["policy_weights"] = ""
     try:
@@ -263,35 +270,3 @@ def _dry_run(config: TrainingConfig, gym_url: str | None, console: Console) -> N
         identity = gym.identity()
     console.print(f"gym {identity.upstream} on {identity.python}, core {identity.core[:16]}")
     console.print(f"{config.steps} steps of {config.groups_per_step} x {config.group_size} rollouts; nothing was run")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "gym_training",
-        __doc__,
-        "RUN_DIR/training.json",
-        {0: "completed", 1: "stopped by the gym or the audit; the manifest says why", 130: "interrupted"},
-    )
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="a training.json, see gymqual prepare")
-    parser.add_argument("--gym", choices=GYMS, help="instead of the one in CONFIG (default: that one)")
-    parser.add_argument(
-        "--gym-url",
-        metavar="URL",
-        help="a service that is already served, with the identity it tells (default: one is started here)",
-    )
-    parser.add_argument("--policy", help="a name or a directory instead of the policy in CONFIG (default: that one)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: CONFIG's folder)")
-    parser.add_argument("--resume", action="store_true", help="go on from the run directory's newest checkpoint")
-    parser.add_argument(
-        "--stop-after",
-        type=int,
-        metavar="STEP",
-        help="end with a checkpoint after this step (default: it goes on)",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="check inputs, policy and gym; no inference")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

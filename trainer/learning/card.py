@@ -1,6 +1,7 @@
 """The card of a learning result: what people read beside ``summary.json``."""
 
-from gymqual.trainer.learning.result import BLOCK, SUMMARY, Agreement, Success, Summary
+from gymqual.trainer.learning.agreement import Agreement
+from gymqual.trainer.learning.result import BLOCK, SUMMARY, Success, Summary
 
 
 def readme(summary: Summary) -> str:

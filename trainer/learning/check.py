@@ -6,20 +6,19 @@ from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import sha256_file
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.trainer.evaluation.evaluate import Evaluation
+from gymqual.trainer.learning.agreement import Agreement
 from gymqual.trainer.learning.card import readme
+from gymqual.trainer.learning.reading import TrainedRun, read_result
 from gymqual.trainer.learning.result import (
     AFTER,
     BASELINE,
     CARD,
     FILES,
     SUMMARY,
-    Agreement,
     Arm,
     Summary,
-    _Manifest,
     due_of,
     evaluated_of,
-    read_result,
     settings_of,
     summarise_arm,
 )
@@ -61,7 +60,7 @@ def _arm_differences(folder: Path, gym: str, summary: Summary) -> list[str]:
     told = summary.arms[gym].model_dump()
     try:
         found = summarise_arm(folder).model_dump()
-        run = read_result(folder / MANIFEST, _Manifest)
+        run = read_result(folder / MANIFEST, TrainedRun)
         evaluations = {name: read_result(folder / name, Evaluation) for name in (BASELINE, AFTER)}
     except HarnessError as error:
         return [str(error)]
@@ -77,7 +76,7 @@ def _arm_differences(folder: Path, gym: str, summary: Summary) -> list[str]:
 
 
 def _agreement_differences(folder: Path, told: Agreement) -> list[str]:
-    runs = [read_result(folder / gym / MANIFEST, _Manifest) for gym in told.arms]
+    runs = [read_result(folder / gym / MANIFEST, TrainedRun) for gym in told.arms]
     same = (len({run.trace for run in runs}) == 1, len({run.adapter for run in runs}) == 1)
     wrong = []
     if same != (told.same_trace, told.same_adapter):

@@ -8,15 +8,14 @@ own service. What is written to ``--out`` holds digests and outcomes from which 
 of ``summary.json``; the raw evidence stays in ``--work``. A stage that finished there is not run again.
 """
 
-import argparse
 import platform
 import shutil
-import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from cyclopts import Parameter
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -59,11 +58,10 @@ from gymqual.trainer.learning.result import (
 from gymqual.trainer.policy.loading import POLICY_HELP, Policy, load_policy, policy_folder
 from gymqual.trainer.replay import audit
 from gymqual.trainer.runs import manifest as run_manifest
-from gymqual.trainer.runs.command import command_parser, run_command
 from gymqual.trainer.runs.config import CONFIG, TrainingConfig, training_config
 from gymqual.trainer.runs.errors import Stopped
 from gymqual.trainer.runs.manifest import ADAPTER, COMPLETED, INTERRUPTED, PolicyRecord
-from gymqual.trainer.runs.open_gym import GYMS
+from gymqual.trainer.runs.open_gym import GYMS, GymName
 from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 
@@ -211,24 +209,26 @@ def learn(
     return summary
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    kept = "interrupted; finished stages are kept, the same command goes on from there"
-    return run_command("learning", lambda: _learn(options), interrupted=kept)
-
-
-def _learn(options: argparse.Namespace) -> int:
-    for name in ("out", "work"):
-        path: Path = getattr(options, name)
+def command(
+    *,
+    out: Annotated[Path, Parameter(help="Folder that gets the result.")],
+    gyms: Annotated[list[GymName] | None, Parameter(help=f"To train through; {' and '.join(GYMS)} without it.")] = None,
+    policy: Annotated[str, Parameter(help=POLICY_HELP)] = "mini",
+    seed: Annotated[int, Parameter(help="Of training.")] = 43,
+    steps: Annotated[int, Parameter(help="Optimizer steps, of 16 rollouts each.")] = 40,
+    work: Annotated[Path, Parameter(help="Folder of the raw evidence.")] = WORK,
+) -> int:
+    """Show whether a policy learns through each gym; returns 1 if success did not rise significantly."""
+    for option, path in (("out", out), ("work", work)):
         if path.exists() and not path.is_dir():
-            raise HarnessError(f"--{name} {path} is no folder")
-    if len(set(options.gyms)) != len(options.gyms):
-        raise HarnessError(f"--gyms {' '.join(options.gyms)} names a gym twice")
+            raise HarnessError(f"--{option} {path} is no folder")
+    chosen = list(gyms or GYMS)
+    if len(set(chosen)) != len(chosen):
+        raise HarnessError(f"--gyms {' '.join(chosen)} names a gym twice")
     # Sums of floats depend on how they are split over threads.
     torch.set_num_threads(1)
     console = Console(highlight=False, soft_wrap=True)
-    summary = learn(options.policy, options.gyms, options.seed, options.steps, options.out, options.work, console)
+    summary = learn(policy, chosen, seed, steps, out, work, console)
     _show(console, summary)
     return 0 if summary.rose() else 1
 
@@ -241,33 +241,3 @@ def _show(console: Console, summary: Summary) -> None:
     console.print(table)
     if summary.agreement is not None:
         console.print(agreement_words(summary.agreement))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "learning",
-        __doc__,
-        "--out reports/learned --gyms nemo",
-        {
-            0: "success rose significantly through every gym",
-            1: "it did not, or a training was stopped",
-            130: "interrupted",
-        },
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the result (required)")
-    parser.add_argument(
-        "--gyms", nargs="+", choices=GYMS, default=list(GYMS), help=f"to train through (default: {' '.join(GYMS)})"
-    )
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--seed", type=int, default=43, help="of training (default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=40, help="optimizer steps, of 16 rollouts each (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--work", type=Path, default=WORK, metavar="DIR", help="folder of the raw evidence (default: reports/learning)"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

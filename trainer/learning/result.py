@@ -3,23 +3,21 @@
 ``differences`` derives every figure of a committed result again; nothing here trains or evaluates.
 """
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, sha256_file
 from gymqual.harness.records.manifest import MANIFEST
-from gymqual.harness.records.run_records import GymRecord, Sha256
-from gymqual.harness.records.trace import TRACE, Call, read_trace
+from gymqual.harness.records.run_records import GymRecord, Sha256, StrictModel
 from gymqual.trainer.evaluation.evaluate import Evaluation, Outcomes
+from gymqual.trainer.learning.agreement import Agreement, compare_traces
+from gymqual.trainer.learning.reading import TrainedRun, read_result
 from gymqual.trainer.runs.config import Lora, Shaping
-from gymqual.trainer.runs.manifest import ADAPTER, PolicyRecord
+from gymqual.trainer.runs.manifest import PolicyRecord
 from gymqual.trainer.runs.statistics import paired, wilson
-from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 SUMMARY = "summary.json"
 CARD = "README.md"
@@ -51,11 +49,7 @@ LIMITS = (
 )
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class Protocol(_Model):
+class Protocol(StrictModel):
     """What was done, alike through every gym."""
 
     policy: str = "mini"
@@ -83,7 +77,7 @@ class Protocol(_Model):
     threads: int = 1
 
 
-class Success(_Model):
+class Success(StrictModel):
     """Strict success at temperature 1."""
 
     solved: int
@@ -93,7 +87,7 @@ class Success(_Model):
     """95 % Wilson interval."""
 
 
-class Arm(_Model):
+class Arm(StrictModel):
     """What came of training through one gym."""
 
     gym: GymRecord
@@ -124,31 +118,7 @@ class Arm(_Model):
     """sha256 of the arm's files beside the summary."""
 
 
-class Difference(_Model):
-    """The first sampled turn in which two arms differ."""
-
-    rollout: int
-    turn: int
-    position: int
-    """Of the first other id among the turn's sampled ids; -1 if the turn, or what it saw, is another one already."""
-
-
-class Agreement(_Model):
-    """Whether two arms sampled the same ids: they have the same core, tasks and seed."""
-
-    arms: tuple[str, str]
-    calls: int
-    """Sampled turns that were compared."""
-    tokens: int
-    """Sampled ids of them."""
-    first_difference: Difference | None
-    same_trace: bool
-    """Whether the traces are the same bytes."""
-    same_adapter: bool
-    """Whether the trained adapters are the same bytes."""
-
-
-class Summary(_Model):
+class Summary(StrictModel):
     """Everything that is claimed of learning."""
 
     format: Literal["gymqual.learning/1"] = "gymqual.learning/1"
@@ -165,42 +135,6 @@ class Summary(_Model):
     def rose(self) -> bool:
         """Whether success rose significantly through every gym."""
         return all(arm.significant_rise for arm in self.arms.values())
-
-
-class _Read(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Step(_Read):
-    strict: float
-    groups: int
-
-
-class _Tokens(_Read):
-    sampled: int
-    cut: int
-
-
-class _Manifest(_Read):
-    """What is read of a training run's manifest: one that an earlier product wrote must stay readable."""
-
-    outcome: str
-    config: dict[str, Any]
-    policy: PolicyRecord
-    gym: GymRecord
-    core: Sha256
-    tokens: _Tokens
-    steps: tuple[_Step, ...]
-    varied_groups: int
-    files: dict[str, Sha256]
-
-    @property
-    def trace(self) -> Sha256 | None:
-        return self.files.get(TRACE)
-
-    @property
-    def adapter(self) -> Sha256 | None:
-        return self.files.get(f"{ADAPTER}/{TENSORS}")
 
 
 def settings_of(protocol: Protocol, gym: str) -> dict[str, Any]:
@@ -226,7 +160,7 @@ def tasks_of(pattern: str) -> list[str]:
 
 def summarise_arm(folder: Path) -> Arm:
     """Return what an arm's files say; raises HarnessError for one that cannot be read."""
-    run = read_result(folder / MANIFEST, _Manifest)
+    run = read_result(folder / MANIFEST, TrainedRun)
     before, after = (read_result(folder / name, Evaluation) for name in (BASELINE, AFTER))
     try:
         pairs = paired(before.temperature_1.strict, after.temperature_1.strict)
@@ -269,54 +203,16 @@ def compare_runs(runs: dict[str, Path]) -> Agreement | None:
     if len(runs) < 2:
         return None
     first, second = list(runs)[:2]
-    calls = tokens = 0
-    difference = None
-    for one, other in itertools.zip_longest(_calls(runs[first]), _calls(runs[second])):
-        difference = _difference(one, other)
-        if difference is not None:
-            break
-        calls, tokens = calls + 1, tokens + len(one.sampled)
-    manifests = [read_result(runs[gym] / MANIFEST, _Manifest) for gym in (first, second)]
+    compared = compare_traces(runs[first], runs[second])
+    manifests = [read_result(runs[gym] / MANIFEST, TrainedRun) for gym in (first, second)]
     return Agreement(
         arms=(first, second),
-        calls=calls,
-        tokens=tokens,
-        first_difference=difference,
+        calls=compared.calls,
+        tokens=compared.tokens,
+        first_difference=compared.first_difference,
         same_trace=len({run.trace for run in manifests}) == 1,
         same_adapter=len({run.adapter for run in manifests}) == 1,
     )
-
-
-def _calls(folder: Path) -> Iterator[Call]:
-    return (record for record in read_trace(folder / TRACE) if isinstance(record, Call))
-
-
-def _difference(one: Call | None, other: Call | None) -> Difference | None:
-    """Return how two turns differ, of which one may be missing; None if they are alike."""
-    present = one or other
-    assert present is not None, "one of two runs has a turn left"
-    position = -1
-    if one and other and (one.rollout, one.turn, one.context) == (other.rollout, other.turn, other.context):
-        if one.sampled == other.sampled:
-            return None
-        pairs = itertools.zip_longest(one.sampled, other.sampled)
-        position = next(index for index, (a, b) in enumerate(pairs) if a != b)
-    return Difference(rollout=present.rollout, turn=present.turn, position=position)
-
-
-_Content = TypeVar("_Content", bound=BaseModel)
-
-
-def read_result(path: Path, kind: type[_Content]) -> _Content:
-    """Read what a stage wrote; raises HarnessError naming the file and the first field that is wrong."""
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise HarnessError(f"{path} cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        raise HarnessError(f"{path} is not what this command wrote ({where}: {first['msg']})") from None
 
 
 def evaluated_of(result: Evaluation) -> dict[str, Any]:

@@ -9,20 +9,19 @@ faulty in one decision, which sets a start from which reinforcement learning can
 (``lora_sft``). The loss is on assistant tokens only. Equal seed, threads and versions give equal weights.
 """
 
-import argparse
 import json
 import math
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import transformers
+from cyclopts import Parameter
 from rich.console import Console
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -31,6 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from gymqual.gyms import loaded
 from gymqual.gyms.base import TaskSet
 from gymqual.gyms.german_orders import GermanOrders
+from gymqual.harness.cli.checks import require_at_least_one
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
 from gymqual.trainer.policy import smollm2
@@ -39,7 +39,6 @@ from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.policy.lora_sft import LoraRecipe, tune
 from gymqual.trainer.policy.mini import DEEP_LAYERS, SHALLOW_LAYERS, build_model, build_tokenizer, grow
 from gymqual.trainer.policy.transcripts import Tokens, encode, render, teacher_messages
-from gymqual.trainer.runs.command import command_parser, require_at_least_one, run_command
 from gymqual.trainer.runs.statistics import wilson
 
 Say = Callable[[str], None]
@@ -263,24 +262,27 @@ def _template(name: str) -> str:
     return (POLICIES / name).read_text(encoding="utf-8")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    return run_command("sft", lambda: _build(options))
-
-
-def _build(options: argparse.Namespace) -> int:
-    if options.out.exists():
-        raise HarnessError(f"--out {options.out} exists; name a folder that does not")
-    if not 0 <= options.seed < 10**9:
-        raise HarnessError(f"--seed {options.seed} must be from 0 to 999999999")
-    recipe = replace(RECIPES[options.policy], seed=options.seed)
-    if options.steps is not None:
+def command(
+    *,
+    out: Annotated[Path, Parameter(help="Folder to make; must not exist.")],
+    policy: Annotated[Literal["mini", "mini4", "smollm2"], Parameter(help="To build.")] = "mini",
+    seed: Annotated[int, Parameter(help="From 0 to 999999999.")] = 0,
+    steps: Annotated[
+        int | None, Parameter(help=f"Of smollm2, {LoraRecipe().steps} without it; the others have fixed recipes.")
+    ] = None,
+) -> None:
+    """Build a policy by supervised fine-tuning on teacher transcripts."""
+    if out.exists():
+        raise HarnessError(f"--out {out} exists; name a folder that does not")
+    if not 0 <= seed < 10**9:
+        raise HarnessError(f"--seed {seed} must be from 0 to 999999999")
+    recipe = replace(RECIPES[policy], seed=seed)
+    if steps is not None:
         if not isinstance(recipe, LoraRecipe):
-            raise HarnessError(f"--steps: {options.policy} is built by its own recipe; leave it out")
-        require_at_least_one("--steps", options.steps)
-        recipe = replace(recipe, steps=options.steps)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+            raise HarnessError(f"--steps: {policy} is built by its own recipe; leave it out")
+        require_at_least_one("--steps", steps)
+        recipe = replace(recipe, steps=steps)
+    out.parent.mkdir(parents=True, exist_ok=True)
     # Sums of floats depend on how they are split over threads.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -288,29 +290,8 @@ def _build(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     with console.status("") as status:
         if isinstance(recipe, LoraRecipe):
-            built = _tune(options.policy, recipe, status.update)
+            built = _tune(policy, recipe, status.update)
         else:
             built = build(recipe, GermanOrders(), status.update)
-    save(options.policy, recipe, *built, options.out)
-    console.print(f"{options.policy}: {options.out}, {time.process_time():.0f} CPU-s")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("sft", __doc__, "--out DIR --policy mini4", {0: "built", 130: "interrupted"})
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder to make; must not exist (required)"
-    )
-    parser.add_argument("--policy", choices=sorted(RECIPES), default="mini", help="to build (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="from 0 to 999999999 (default: %(default)s)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help=f"of smollm2 (default: {LoraRecipe().steps}); the others have fixed recipes",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save(policy, recipe, *built, out)
+    console.print(f"{policy}: {out}, {time.process_time():.0f} CPU-s")

@@ -1,23 +1,19 @@
-"""Figures of the embedded policy as JSON lines; ``gymqual bench policy`` runs this and shows them.
+"""How fast the embedded policy is built, sampled and evaluated: ``gymqual bench policy``."""
 
-A line is either ``{"say": TEXT}``, what is being measured, or the fields of a ``gymqual.harness.bench.figures.Figure``.
-"""
-
-import json
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gymqual.gyms.german_orders import GermanOrders
-from gymqual.harness.records.figures import ROUNDS, Figure, paired
+from gymqual.harness.cli.bench import measured, show
+from gymqual.harness.process.own import own_command, own_environment
+from gymqual.harness.records.figures import ROUNDS, Figure, Say, paired
 from gymqual.trainer.evaluation import rollout
 from gymqual.trainer.evaluation.rollout import MAX_NEW_TOKENS, Sampling
 from gymqual.trainer.policy.loading import Policy, load_policy
@@ -29,29 +25,26 @@ TURNS = 5
 EPISODES = 128
 
 
-def main() -> int:
-    """Measure and print; returns the exit code."""
+def command() -> int:
+    """Measure building, sampling and evaluating the embedded policy."""
     torch.set_num_threads(1)
-    tell(say=f"{ROUNDS} interleaved pairs of {BATCH} sampled turns, ours and plain model.generate")
+    return show(measured(bench_policy))
+
+
+def bench_policy(say: Say) -> list[Figure]:
+    """Return the figures of the embedded policy."""
+    say(f"{ROUNDS} interleaved pairs of {BATCH} sampled turns, ours and plain model.generate")
     ratio, control = generation()
     # Ours may take 1/0.95 of the reference's time for a token: 0.95 of its tokens per second.
     note = f"{control / ratio:.3f} of its tokens a second; raw {ratio:.3f}, A/A {control:.3f}"
-    tell(**asdict(Figure(f"CPU per token over plain generate, batch {BATCH}", ratio / control, 1 / 0.95, "x", note)))
-    tell(say=f"{EPISODES} episodes, at temperature 1 and greedy")
-    evaluated = cpu_s(
-        "gymqual.trainer.evaluation.evaluate", "--policy", "mini", "--episodes", str(EPISODES), "--gym", "local"
-    )
-    tell(**asdict(Figure(f"{EPISODES} episodes evaluated", evaluated, 30.0, "CPU-s")))
-    tell(say="building mini")
+    figures = [Figure(f"CPU per token over plain generate, batch {BATCH}", ratio / control, 1 / 0.95, "x", note)]
+    say(f"{EPISODES} episodes, at temperature 1 and greedy")
+    evaluated = cpu_s("evaluate", "--policy", "mini", "--episodes", str(EPISODES), "--gym", "local")
+    figures.append(Figure(f"{EPISODES} episodes evaluated", evaluated, 30.0, "CPU-s"))
+    say("building mini")
     with tempfile.TemporaryDirectory(prefix="gymqual-bench-") as folder:
-        built = cpu_s("gymqual.trainer.policy.sft", "--policy", "mini", "--out", str(Path(folder) / "mini"))
-    tell(**asdict(Figure("build of mini, one thread", built, 240.0, "CPU-s")))
-    return 0
-
-
-def tell(**line: Any) -> None:
-    """Print one line for whoever started us."""
-    print(json.dumps(line), flush=True)
+        built = cpu_s("sft", "--policy", "mini", "--out", str(Path(folder) / "mini"))
+    return [*figures, Figure("build of mini, one thread", built, 240.0, "CPU-s")]
 
 
 def generation() -> tuple[float, float]:
@@ -92,13 +85,9 @@ def _per_token(turn: Callable[[], int]) -> float:
     return (time.process_time() - started) / tokens
 
 
-def cpu_s(module: str, *arguments: str) -> float:
+def cpu_s(*arguments: str) -> float:
     """Return the CPU seconds of one command, its imports included; raises CalledProcessError."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", module, *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(own_command(*arguments), env=own_environment(), check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-if __name__ == "__main__":
-    sys.exit(main())

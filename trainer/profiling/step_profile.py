@@ -7,18 +7,17 @@ with exact and with cached generation. ``DIR`` gets ``profile.json`` and a READM
 a training, as ``py-spy record --format raw`` writes them, and becomes a table, too.
 """
 
-import argparse
 import os
 import platform
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import track
 from torch.profiler import ProfilerActivity, profile
@@ -27,15 +26,15 @@ from transformers.utils import logging
 
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
+from gymqual.harness.cli.checks import require_at_least_one
 from gymqual.harness.records.files import readable_json, write_atomically
 from gymqual.trainer.audit.attach import Audit
 from gymqual.trainer.grpo.trainer import GymTrainer, attach_audit
 from gymqual.trainer.policy.loading import POLICY_HELP, load_policy
 from gymqual.trainer.profiling.phases import PHASES, clocked
 from gymqual.trainer.profiling.plain import PlainTRL
-from gymqual.trainer.runs.command import command_parser, require_at_least_one, run_command
 from gymqual.trainer.runs.config import TrainingConfig, training_config
-from gymqual.trainer.runs.open_gym import GYMS, opened_gym
+from gymqual.trainer.runs.open_gym import GymName, opened_gym
 
 PROFILE = "profile.json"
 PLAIN, EXACT, CACHED = SUBJECTS = ("plain TRL, in process", "exact, audited", "cached, audited")
@@ -201,44 +200,22 @@ def measured(policy: str, gym: str, steps: int, stacks: Sequence[str]) -> dict[s
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    return run_command("step_profile", lambda: _profile(options))
-
-
-def _profile(options: argparse.Namespace) -> int:
+def command(
+    *,
+    out: Annotated[Path, Parameter(help=f"Folder that gets {PROFILE}.")],
+    policy: Annotated[str, Parameter(help=POLICY_HELP)] = "mini",
+    gym: Annotated[GymName, Parameter(help="Of the audited trainings.")] = "nemo",
+    steps: Annotated[int, Parameter(help="That are measured, behind a first one.")] = 8,
+    stacks: Annotated[Path | None, Parameter(help="Folded stacks by py-spy, which become a table.")] = None,
+) -> None:
+    """Measure where the time of a training step goes."""
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    require_at_least_one("--steps", options.steps)
-    stacks = options.stacks.read_text().splitlines() if options.stacks else []
-    options.out.mkdir(parents=True, exist_ok=True)
-    found = measured(options.policy, options.gym, options.steps, stacks)
-    write_atomically(options.out / PROFILE, readable_json(found))
-    write_atomically(options.out / "README.md", readme(found).encode())
+    require_at_least_one("--steps", steps)
+    folded = stacks.read_text().splitlines() if stacks else []
+    out.mkdir(parents=True, exist_ok=True)
+    found = measured(policy, gym, steps, folded)
+    write_atomically(out / PROFILE, readable_json(found))
+    write_atomically(out / "README.md", readme(found).encode())
     for subject, values in found["phases_ms"].items():
         print(f"{subject}: {sum(values.values()):.0f} ms a step")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "step_profile",
-        __doc__,
-        "--out DIR --gym openenv",
-        {0: "written", 130: "interrupted"},
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"folder that gets {PROFILE} (required)")
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--gym", choices=GYMS, default="nemo", help="of the audited trainings (default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=8, help="that are measured, behind a first one (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--stacks", type=Path, metavar="FILE", help="folded stacks by py-spy (default: no table of them)"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

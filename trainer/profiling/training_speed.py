@@ -1,12 +1,10 @@
-"""Figures of audited training as JSON lines; ``gymqual bench training`` runs this and shows them."""
+"""How fast audited training is beside plain TRL: ``gymqual bench training``."""
 
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,12 +17,12 @@ from transformers.utils import logging
 
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
-from gymqual.harness.records.figures import Figure, paired
+from gymqual.harness.cli.bench import measured, show
+from gymqual.harness.records.figures import Figure, Say, paired
 from gymqual.trainer.grpo.train import train
 from gymqual.trainer.grpo.trainer import GymTrainer, attach_audit
 from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.profiling.plain import PlainTRL
-from gymqual.trainer.profiling.policy_speed import tell
 from gymqual.trainer.runs.config import TrainingConfig, training_config
 from gymqual.trainer.runs.open_gym import opened_gym
 
@@ -37,10 +35,16 @@ CACHED = 0.75
 QUALIFICATION_CPU_S = 150.0
 
 
-def main() -> int:
-    """Measure and print; returns the exit code."""
+def command() -> int:
+    """Measure audited training over plain TRL, in this process and through the gyms."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
+    return show(measured(bench_training))
+
+
+def bench_training(say: Say) -> list[Figure]:
+    """Return the figures of audited training."""
+    figures = []
     with tempfile.TemporaryDirectory(prefix="gymqual-bench-") as folder, ExitStack() as stack:
         blocks = _blocks(Path(folder), stack)
         for name, bound, oracle in (
@@ -51,21 +55,17 @@ def main() -> int:
             ("cached, audited, through nemo", CACHED, "no oracle"),
             ("cached, audited, through openenv", CACHED, "no oracle"),
         ):
-            tell(say=f"{ROUNDS} interleaved pairs of {STEPS} steps: {name}, and plain TRL")
+            say(f"{ROUNDS} interleaved pairs of {STEPS} steps: {name}, and plain TRL")
             ratio, control = paired(blocks[name], blocks["plain"], rounds=ROUNDS)
             note = f"raw {ratio:.3f}, A/A {control:.3f}; {oracle}"
-            tell(**asdict(Figure(f"step, {name}, over plain TRL", ratio / control, bound, "x", note)))
-        tell(say="one qualification of eight steps")
-        tell(**asdict(_qualification(Path(folder) / "qualification")))
-    tell(
-        **asdict(
-            Figure("share of generation in a step of plain TRL", median(_SHARES), float("inf"), "", "what dominates it")
-        )
-    )
+            figures.append(Figure(f"step, {name}, over plain TRL", ratio / control, bound, "x", note))
+        say("one qualification of eight steps")
+        figures.append(_qualification(Path(folder) / "qualification"))
+    share = Figure("share of generation in a step of plain TRL", median(_SHARES), float("inf"), "", "what dominates it")
     # On Linux in kibibytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    tell(**asdict(Figure("peak resident memory", peak, float("inf"), "MB", "of this process, all of the above")))
-    return 0
+    memory = Figure("peak resident memory", peak, float("inf"), "MB", "of this process, all of the above")
+    return [*figures, share, memory]
 
 
 def _blocks(folder: Path, stack: ExitStack) -> dict[str, Callable[[], float]]:
@@ -138,7 +138,3 @@ def _qualification(folder: Path) -> Figure:
     spent = time.process_time() - before
     note = f"{run.outcome}, {run.tokens.sampled} sampled tokens"
     return Figure("qualification of eight steps, one thread", spent, QUALIFICATION_CPU_S, "CPU-s", note)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

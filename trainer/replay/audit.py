@@ -4,18 +4,18 @@
 policy that it needs is not at hand.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.manifest import Claims
 from gymqual.trainer.replay import claims as manifest_claims
 from gymqual.trainer.replay import episodes, evidence, steps, tokens, weights
 from gymqual.trainer.replay.evidence import Evidence, read_evidence
-from gymqual.trainer.runs.command import command_parser, run_command
 
 SHOWN = 3
 """Faults of one claim that are printed; of the others, their number."""
@@ -120,31 +120,18 @@ def _meaning(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").split("\n")[0].rstrip(".")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Audit one run directory; returns the exit code."""
-    parser = command_parser(
-        "replay_audit",
-        __doc__,
-        "RUN_DIR",
-        {0: "no claim is broken", 1: "one is, and is named"},
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a training run, complete or stopped")
-    parser.add_argument(
-        "--policy",
-        type=Path,
-        metavar="DIR",
-        help="folder of the policy that was trained (default: an embedded one, or where training.json says)",
-    )
-    options = parser.parse_args(arguments)
-    return run_command("replay_audit", lambda: _audit(options))
-
-
-def _audit(options: argparse.Namespace) -> int:
-    claims = audit(options.run, options.policy)
+def command(
+    run: Annotated[Path, Parameter(name="RUN_DIR", help="A training run, complete or stopped.")],
+    /,
+    *,
+    policy: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder of the policy that was trained: an embedded one, or where training.json says, without it."
+        ),
+    ] = None,
+) -> int:
+    """Derive every claim of a training run again from its raw evidence; returns 1 if one is broken."""
+    claims = audit(run, policy)
     print("\n".join(claims.lines))
     return 1 if claims.broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

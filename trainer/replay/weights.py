@@ -22,8 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import sha256_file
-from gymqual.harness.records.trace import Row, Step
+from gymqual.harness.records.trace import Step
 from gymqual.trainer.replay.evidence import Evidence
+from gymqual.trainer.replay.objective import completion_logprobs, row_loss, sensitivity_of
 from gymqual.trainer.replay.rounding import rounding_of
 from gymqual.trainer.replay.steps import normalisers
 from gymqual.trainer.runs import checkpoints
@@ -178,7 +179,7 @@ def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made
     bands, passes = evidence.config.bands, evidence.passes.get(step.step, [])
     for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
         row = evidence.rows[recorded.rollout]
-        logprobs = _logprobs(model, row, evidence.config.temperature)
+        logprobs = completion_logprobs(model, row, evidence.config.temperature)
         again = logprobs.detach().tolist()
         trained = [(own, seen) for own, seen, bit in zip(again, recorded.logprobs, row.mask, strict=True) if bit]
         gap = max((abs(own - seen) for own, seen in trained), default=0.0)
@@ -191,44 +192,13 @@ def _backward(evidence: Evidence, model: Any, step: Step, tolerance: float, made
             if recorded.magnified is not None and not recorded.magnified <= SAME_ROUNDING * rounding:
                 yield f"{where}: rounding is said to explain {recorded.magnified:.1g} nats, it explains {rounding:.1g}"
         if not gap <= allowed and tolerance == LATER_PASS and math.isfinite(gap):
-            sensitivity = _sensitivity(model, logprobs, recorded.logprobs, row)
+            sensitivity = sensitivity_of(model, logprobs, recorded.logprobs, row)
             made.apart.append(Apart(where, gap, sensitivity, allowed))
         elif not gap <= allowed:
             yield f"{where}: its log-probabilities differ by {gap:.3g} nats"
-        loss = _loss(evidence, logprobs, row) / divisor
+        loss = row_loss(evidence.header.objective, logprobs, row) / divisor
         if loss.requires_grad:
             loss.backward()
-
-
-def _sensitivity(model: Any, logprobs: torch.Tensor, recorded: list[float], row: Row) -> float:
-    """Return the norm of the gradient of the trained log-probability that differs most."""
-    differences = (logprobs.detach() - logprobs.new_tensor(recorded)).abs() * logprobs.new_tensor(row.mask)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    parts = torch.autograd.grad(logprobs[int(differences.argmax())], parameters, retain_graph=True)
-    return math.sqrt(sum(part.double().square().sum().item() for part in parts))
-
-
-def _logprobs(model: Any, row: Row, temperature: float) -> torch.Tensor:
-    """Return the log-probability of every completion id; float32, shape (completion,)."""
-    device = next(model.parameters()).device
-    ids = torch.tensor([row.prompt + row.completion], device=device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1].float() / temperature
-    return -torch.nn.functional.cross_entropy(logits, ids[0, len(row.prompt) :], reduction="none")
-
-
-def _loss(evidence: Evidence, logprobs: torch.Tensor, row: Row) -> torch.Tensor:
-    """Return the summed token loss of a row: clipped surrogate, and the KL term if there is one."""
-    objective = evidence.header.objective
-    old = logprobs.detach() if row.old_logprobs is None else logprobs.new_tensor(row.old_logprobs)
-    ratio = (logprobs - old).exp()
-    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
-    surrogate = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
-    gain = torch.minimum(surrogate * row.advantage, clipped * row.advantage)
-    if objective.beta and row.reference_logprobs is not None:
-        log_ratio = logprobs.new_tensor(row.reference_logprobs) - logprobs
-        kl = torch.expm1(log_ratio) - log_ratio
-        gain = gain - objective.beta * (kl * ratio if objective.kl_bias_correction else kl)
-    return -(gain * logprobs.new_tensor(row.mask)).sum()
 
 
 Parameters = dict[str, torch.nn.Parameter]
@@ -249,7 +219,7 @@ def _is_rounding(evidence: Evidence, model: Any, step: Step, named: Parameters) 
     for recorded, divisor in zip(passes, normalisers(evidence, passes), strict=True):
         row = evidence.rows[recorded.rollout]
         with _precision(evidence, model):
-            logprobs = _logprobs(model, row, evidence.config.temperature)
+            logprobs = completion_logprobs(model, row, evidence.config.temperature)
         parts = torch.autograd.grad((logprobs * logprobs.new_tensor(row.mask)).sum() / divisor, parameters)
         norm = math.sqrt(sum(part.double().square().sum().item() for part in parts))
         allowed += norm * evidence.config.bands.logprob_noise * (evidence.config.beta + abs(row.advantage))

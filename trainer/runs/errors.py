@@ -7,6 +7,8 @@ from contextlib import contextmanager
 class AuditError(Exception):
     """The trainer does something else than it says. Names the rule and, where there is one, the place."""
 
+    exit_code = 2
+
     def __init__(
         self, rule: str, detail: str, *, rollout: int | None = None, turn: int | None = None, offset: int | None = None
     ) -> None:
@@ -23,6 +25,8 @@ class AuditError(Exception):
 
 class Stopped(Exception):
     """A stage that did not come to its end: what it left says why, and nothing after it is begun."""
+
+    exit_code = 1
 
 
 class Findings(list[AuditError]):

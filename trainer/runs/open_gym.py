@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from gymqual.gyms.base import TaskSet
@@ -21,7 +22,8 @@ from gymqual.harness.stacks.services import start_bridge, start_nemo, start_open
 from gymqual.harness.stacks.staging import stage
 from gymqual.trainer.runs.distributed import ALONE, Ranks
 
-GYMS = ("nemo", "openenv")
+GymName = Literal["nemo", "openenv"]
+GYMS: tuple[GymName, ...] = get_args(GymName)
 """The gyms that a trainer can be run through."""
 
 

@@ -11,19 +11,18 @@ Upstream's ``transformers serve`` has no token route, so the log-probabilities t
 Requests are answered one after another: equal requests get equal ids, whoever else asks. Loopback only.
 """
 
-import argparse
 import os
 import signal
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import uvicorn
+from cyclopts import Parameter
 
+from gymqual.harness.cli.checks import require_at_least_one
 from gymqual.harness.process.server import LOOPBACK, require_free
 from gymqual.trainer.policy.loading import POLICY_HELP, load_policy
-from gymqual.trainer.runs.command import command_parser, require_at_least_one, run_command
 from gymqual.trainer.serving.server import PolicyServer
 
 GRACE_S = 2
@@ -50,45 +49,32 @@ class _Process(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command until it is ended; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    return run_command("serve", lambda: _serve(options))
-
-
-def _serve(options: argparse.Namespace) -> int:
+def command(
+    *,
+    port: Annotated[int, Parameter(help="Port on 127.0.0.1 to listen on.")],
+    policy: Annotated[str, Parameter(help=POLICY_HELP)] = "mini",
+    adapter: Annotated[Path | None, Parameter(help="LoRA adapter on top of the policy.")] = None,
+    name: Annotated[str | None, Parameter(help="Name the model is asked for by; the policy's without it.")] = None,
+    threads: Annotated[int, Parameter(help="Threads of torch.")] = 1,
+) -> None:
+    """Serve a policy to other frameworks, on loopback, until Ctrl-C or SIGTERM."""
     # As Ctrl-C does; uvicorn raises the signal that ended it once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        require_at_least_one("--threads", options.threads)
-        require_free(options.port)
-        torch.set_num_threads(options.threads)
-        policy = load_policy(options.policy, options.adapter)
-        name = options.name or policy.identity.name
-        served = PolicyServer(policy, name)
+        require_at_least_one("--threads", threads)
+        require_free(port)
+        torch.set_num_threads(threads)
+        loaded_policy = load_policy(policy, adapter)
+        name = name or loaded_policy.identity.name
+        served = PolicyServer(loaded_policy, name)
         config = uvicorn.Config(
             served.app(),
             host=LOOPBACK,
-            port=options.port,
+            port=port,
             log_level="warning",
             timeout_graceful_shutdown=GRACE_S,
         )
-        line = f"serving {name} at http://{LOOPBACK}:{options.port}/v1, pid {os.getpid()}"
+        line = f"serving {name} at http://{LOOPBACK}:{port}/v1, pid {os.getpid()}"
         _Process(config, served, line).run()
     except KeyboardInterrupt:
         print("serve: stopped")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("serve", __doc__, "--policy mini --port 8000", {0: "ended by Ctrl-C or SIGTERM"})
-    parser.add_argument("--policy", default="mini", help=POLICY_HELP)
-    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter on top of the policy (default: none)")
-    parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1 to listen on (required)")
-    parser.add_argument("--name", metavar="MODEL", help="name the model is asked for by (default: the policy's)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

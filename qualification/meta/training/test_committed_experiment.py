@@ -13,10 +13,10 @@ from gymqual.qualification.support.training.alterations import Alteration, Chang
 from gymqual.trainer.evaluation.evaluate import Evaluation
 from gymqual.trainer.experiment import report, schedule
 from gymqual.trainer.experiment.card import CARD
-from gymqual.trainer.experiment.files import BASELINE, RESUME, dev_file
+from gymqual.trainer.experiment.files import BASELINE, PARITY, RESUME, dev_file
 from gymqual.trainer.experiment.frozen import read_plan
-from gymqual.trainer.experiment.result import PARITY, SUMMARY, Summary
-from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.experiment.result import SUMMARY, Summary
+from gymqual.trainer.learning.reading import read_result
 from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.runs.statistics import wilson
 

@@ -19,7 +19,7 @@ from gymqual.harness.records.files import ROOT
 from gymqual.trainer.experiment import report
 from gymqual.trainer.experiment.files import RUN
 from gymqual.trainer.experiment.result import SUMMARY, Summary
-from gymqual.trainer.learning.result import read_result
+from gymqual.trainer.learning.reading import read_result
 from gymqual.trainer.runs import checkpoints
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]

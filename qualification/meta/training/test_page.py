@@ -1,10 +1,7 @@
 """The page of a run in a real browser: it shows what the evidence holds, asks for nothing, and runs nothing else."""
 
-import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -17,7 +14,6 @@ from gymqual.harness.records.trace import TRACE
 from gymqual.harness.report import comparison, document
 from gymqual.harness.report.pages import write
 from gymqual.qualification.support import browser, pages
-from gymqual.qualification.support.training.small_run import train_small
 
 pytestmark = [pytest.mark.self_test, pytest.mark.filterwarnings("ignore")]
 
@@ -25,30 +21,10 @@ KINDS = ("a run", "a training", "a comparison", "an experiment", "silent bugs", 
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """A browser for all tests here."""
-    with browser.started() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of real checks with a real training in it, whose groups vary and some of whose calls fail."""
-    folder = tmp_path_factory.mktemp("page")
-    return pages.with_training(finished_run, train_small(folder / "small"), folder / "run")
-
-
-@pytest.fixture
-def altered(run: Path, tmp_path: Path) -> Path:
-    """A copy of it to alter."""
-    return shutil.copytree(run, tmp_path / "altered")
-
-
-@pytest.fixture(scope="module")
-def made(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of every kind."""
     folder = tmp_path_factory.mktemp("kinds")
-    training = shutil.copytree(run / pages.TRAINING, folder / "training")
+    training = shutil.copytree(trained_run / pages.TRAINING, folder / "training")
     other = shutil.copytree(training, folder / "other")
     pages.change_records(other / TRACE, _sample_another)
     compared = folder / "compared.html"
@@ -57,7 +33,7 @@ def made(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     for name, path in samples.items():
         shutil.copytree(ROOT / "reports" / "sample" / name, path)
     written = [write(path) for path in (training, *samples.values())]
-    return dict(zip(KINDS, (run / PAGE, written[0], compared, *written[1:]), strict=True))
+    return dict(zip(KINDS, (trained_run / PAGE, written[0], compared, *written[1:]), strict=True))
 
 
 def _sample_another(record: dict[str, object]) -> None:
@@ -81,9 +57,9 @@ def test_a_page_renders_without_a_complaint_or_a_request(
     )
 
 
-def test_a_page_that_breaks_these_rules_is_found_out(altered: Path, chromium: Browser) -> None:
+def test_a_page_that_breaks_these_rules_is_found_out(altered_run: Path, chromium: Browser) -> None:
     """A control without a name, a line on the console and a request MUST each be seen where they are planted."""
-    page = altered / PAGE
+    page = altered_run / PAGE
     planted = b'<img src="other.png"><select></select></main>'
     page.write_bytes(page.read_bytes().replace(b"</main>", planted).replace(b"img-src data:", b"img-src file:"))
     with browser.opened(chromium, page) as shown:
@@ -107,10 +83,10 @@ def test_a_narrow_window_needs_no_sideways_scrolling(kind: str, made: dict[str, 
     )
 
 
-def test_hostile_texts_are_shown_and_do_nothing(altered: Path, chromium: Browser) -> None:
+def test_hostile_texts_are_shown_and_do_nothing(altered_run: Path, chromium: Browser) -> None:
     """What a model or a server writes MUST be text on the page: no script of it runs, no element comes of it."""
-    pages.make_hostile(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
+    pages.make_hostile(altered_run)
+    with browser.opened(chromium, altered_run / PAGE) as page:
         for number in range(8):
             page.page.click(f"[aria-label='Show rollout {number}']")
             page.page.click("#viewer-filters [name=logprobs]")
@@ -125,14 +101,14 @@ def test_hostile_texts_are_shown_and_do_nothing(altered: Path, chromium: Browser
 
 
 def test_a_page_that_does_not_escape_is_found_out(
-    altered: Path, chromium: Browser, monkeypatch: pytest.MonkeyPatch
+    altered_run: Path, chromium: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without escaping, the same texts MUST be seen to make elements, and the page's own policy MUST stop them."""
     made = document._environment()
     made.autoescape = False
     monkeypatch.setattr(document, "_environment", lambda: made)
-    pages.make_hostile(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
+    pages.make_hostile(altered_run)
+    with browser.opened(chromium, altered_run / PAGE) as page:
         injected, ran = _injected(page), page.page.evaluate(f"window.{pages.PWNED}")
     assert (bool(injected), ran) == (True, None), explain(
         subject="elements that came of hostile texts in a page that does not escape, and what ran of them",
@@ -151,28 +127,6 @@ def _injected(page: browser.Opened) -> list[str]:
     )
 
 
-def test_every_id_is_shown_as_what_it_was(run: Path, chromium: Browser) -> None:
-    """Of every rollout, trained ids MUST be those of its mask, and observations MUST be what the tools showed."""
-    records = [json.loads(line) for line in (run / pages.TRAINING / TRACE).read_text().splitlines()]
-    rows = {each["rollout"]: each for each in records if each["kind"] == "row"}
-    episodes = {each["rollout"]: each for each in records if each["kind"] == "episode"}
-    due, seen = {}, {}
-    with browser.opened(chromium, run / PAGE) as page:
-        for rollout, row in rows.items():
-            page.page.click(f"[aria-label='Show rollout {rollout}']")
-            trained = page.page.locator(".turn .seg.trained .tok").count()
-            ids = page.page.locator(".turn .tok").count()
-            seen[rollout] = (trained, ids, page.texts(".turn .seg.observation"))
-            texts = [call["text"] for call in episodes[rollout]["calls"]]
-            due[rollout] = (sum(row["mask"]), len(row["prompt"] + row["completion"]), texts)
-    assert seen == due, explain(
-        subject="trained ids, all ids, and observations in the viewer, by rollout",
-        expected=due,
-        got=seen,
-        cause="spans are cut in the wrong place, or framing is taken for observation",
-    )
-
-
 def test_two_trainings_that_part_are_shown_side_by_side(made: dict[str, Path], chromium: Browser) -> None:
     """Of two trainings that part, the page MUST name the place and show the ids of both, the differing one marked."""
     with browser.opened(chromium, made["a comparison"]) as page:
@@ -187,144 +141,13 @@ def test_two_trainings_that_part_are_shown_side_by_side(made: dict[str, Path], c
     )
 
 
-def test_log_probabilities_are_shown_when_asked_for(run: Path, chromium: Browser) -> None:
-    """The viewer MUST show the sampler's log-probability of every sampled id once asked, and none before."""
-    records = [json.loads(line) for line in (run / pages.TRAINING / TRACE).read_text().splitlines()]
-    due = [
-        f"{value:.3f}"
-        for each in records
-        if each["kind"] == "call" and each["rollout"] == 0
-        for value in each["logprobs"]
-    ]
-    with browser.opened(chromium, run / PAGE) as page:
-        before = page.texts(".turn .pair small")
-        page.page.check("#viewer-filters [name=logprobs]")
-        after = page.texts(".turn .pair small:first-of-type")
-    assert before == [], "log-probabilities are shown before they were asked for"
-    apart = max(abs(float(shown) - float(value)) for shown, value in zip(after, due, strict=True))
-    assert apart <= 0.0011, explain(
-        subject="log-probabilities of rollout 0", expected=due, got=after, cause="turns are read in another order"
-    )
-
-
-def _take_reward(record: dict[str, object]) -> None:
-    """Leave two rollouts without a reward, as another trainer's dump may hold them."""
-    if record["kind"] == "episode" and record["rollout"] in (2, 9):
-        record["reward"] = None
-
-
-def test_what_the_loss_says_otherwise_is_shown_at_its_id(altered: Path, chromium: Browser) -> None:
-    """Where loss and sampler differ by a digit that is shown, both MUST stand at that very id, and at no other."""
-    records = [json.loads(line) for line in (altered / pages.TRAINING / TRACE).read_text().splitlines()]
-    row = next(each for each in records if each["kind"] == "row" and each["rollout"] == 3)
-    # The last trained id, behind every observation.
-    place = max(place for place, kept in enumerate(row["mask"]) if kept)
-
-    def another(record: dict[str, Any]) -> None:
-        if record["kind"] == "pass" and record["rollout"] == 3:
-            record["logprobs"][place] -= 0.5
-
-    pages.change_records(altered / pages.TRAINING / TRACE, another)
-    pages.seal(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
-        page.page.check("#viewer-filters [name=logprobs]")
-        page.page.click("[aria-label='Show rollout 3']")
-        told = page.texts(".turn .pair:has(small.loss) small.id")
-    assert told == [f"id {row['completion'][place]}"], explain(
-        subject="ids at which the loss is shown to differ",
-        expected=[f"id {row['completion'][place]}"],
-        got=told,
-        cause="values of sampler and loss are counted through different ids",
-    )
-
-
-def test_a_trained_observation_is_not_passed_over(altered: Path, chromium: Browser) -> None:
-    """An id that no model sampled and that the loss is taken on MUST be said and shown as such, NaN or not."""
-
-    def leak(record: dict[str, Any]) -> None:
-        if record["kind"] == "row" and record["rollout"] == 1:
-            record["mask"][record["mask"].index(0)] = 1
-            record["advantage"] = "NaN"
-
-    pages.change_records(altered / pages.TRAINING / TRACE, leak)
-    pages.seal(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
-        page.page.click("[aria-label='Show rollout 1']")
-        told = page.page.locator("#rollouts > p").first.inner_text()
-        seen = (page.page.locator(".turn .seg.leaked .tok").count(), "on 1 ids that no model sampled" in told)
-    assert (*seen, page.complaints) == (1, True, []), explain(
-        subject="ids shown as trained though not sampled, whether the page says so, and the console",
-        expected=(1, True, []),
-        got=(*seen, page.complaints, told),
-        cause="a span's source decides alone, or what is no number ends the viewer",
-    )
-
-
-def test_observations_that_a_template_writes_otherwise_are_not_called_framing(altered: Path, chromium: Browser) -> None:
-    """Of observations that are not found in the ids, nothing MUST be claimed: neither observation nor framing."""
-
-    def reword(record: dict[str, Any]) -> None:
-        if record["kind"] == "episode" and record["rollout"] == 0:
-            record["calls"][0]["text"] = "nowhere to be found"
-
-    pages.change_records(altered / pages.TRAINING / TRACE, reword)
-    pages.seal(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
-        kinds = {
-            kind: page.page.locator(f".turn .seg.{kind} .tok").count()
-            for kind in ("observation", "framing", "external")
-        }
-    claimed = kinds["observation"] + kinds["framing"]
-    assert (claimed, kinds["external"] > 10) == (0, True), explain(
-        subject="ids claimed to be observation or framing; whether the others are shown as not told apart",
-        expected=(0, True),
-        got=kinds,
-        cause="what is not found is taken for framing",
-    )
-
-
-FILTERS = {
-    "success": ({"state": "success"}, lambda e, step: e["strict"] and e["reward"] is not None),
-    "failed": ({"state": "failed"}, lambda e, step: e["reward"] is not None and not e["strict"]),
-    "infrastructure": ({"state": "no reward"}, lambda e, step: e["reward"] is None),
-    "a formula": ({"family": "kisten"}, lambda e, step: e["family"] == "kisten"),
-    "a step": ({"from": "2", "to": "2"}, lambda e, step: step == 2),
-    "words": ({"text": "wrong_answer"}, lambda e, step: e["outcome"] == "wrong_answer"),
-    "two at once": ({"state": "failed", "from": "2"}, lambda e, step: e["reward"] == 0 and step == 2),
-}
-"""What is set, and which episodes must then be listed."""
-
-
-@pytest.mark.parametrize("which", FILTERS)
-def test_a_filter_lists_exactly_the_rollouts_that_it_names(which: str, altered: Path, chromium: Browser) -> None:
-    """Each filter MUST list exactly the rollouts that the trace says it is about."""
-    trace, settings = altered / pages.TRAINING / TRACE, FILTERS[which]
-    pages.change_records(trace, _take_reward)
-    pages.seal(altered)
-    records = [json.loads(line) for line in trace.read_text().splitlines()]
-    families = json.loads((trace.parent / "legend.json").read_bytes())["families"]
-    steps = {rollout: r["step"] for r in records if r["kind"] == "step" for rollout in r["rollouts"]}
-    episodes = [r | {"family": families[r["task_id"]]} for r in records if r["kind"] == "episode"]
-    due = sorted(e["rollout"] for e in episodes if settings[1](e, steps[e["rollout"]]))
-    with browser.opened(chromium, altered / PAGE) as page:
-        for name, value in settings[0].items():
-            field = page.page.locator(f"#viewer-filters [name={name}]")
-            (field.select_option if name in ("state", "family") else field.fill)(value)
-        seen = [int(text) for text in page.texts("#viewer-rows button")]
-        count = page.texts("#viewer-count")[0].split(" of ")[0]
-    assert (seen, count, bool(due)) == (due, str(len(due)), True), explain(
-        subject=f"rollouts that are listed by the filter: {which}",
-        expected=due,
-        got=(seen, count),
-        cause="a field is compared as text, or an episode without a reward counts as failed",
-    )
-
-
-def test_checks_are_filtered_and_links_find_them(altered: Path, chromium: Browser) -> None:
+def test_checks_are_filtered_and_links_find_them(altered_run: Path, chromium: Browser) -> None:
     """The filter MUST leave the failed checks alone, the verdict MUST lead to each, and their evidence MUST open."""
-    pages.change_checks(altered, lambda record, n: record.update(outcome="failed", message="why") if n == 0 else None)
-    pages.seal(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
+    pages.change_checks(
+        altered_run, lambda record, n: record.update(outcome="failed", message="why") if n == 0 else None
+    )
+    pages.seal(altered_run)
+    with browser.opened(chromium, altered_run / PAGE) as page:
         page.page.select_option("#check-filters [name=outcome]", "failed")
         filtered = page.shown("#check-rows tr")
         page.page.select_option("#check-filters [name=outcome]", "passed")
@@ -342,9 +165,9 @@ def test_checks_are_filtered_and_links_find_them(altered: Path, chromium: Browse
     )
 
 
-def test_each_gyms_checks_are_listed_by_its_name(altered: Path, chromium: Browser) -> None:
+def test_each_gyms_checks_are_listed_by_its_name(altered_run: Path, chromium: Browser) -> None:
     """The filter of a gym MUST list its checks, those of several gyms under each, and each reason its own message."""
-    written = manifest.read(altered)
+    written = manifest.read(altered_run)
     one, two = written.checks
     records = tuple(
         record.model_copy(update={"gym": gym, "outcome": "failed", "message": f"why {gym}"})
@@ -353,10 +176,10 @@ def test_each_gyms_checks_are_listed_by_its_name(altered: Path, chromium: Browse
     registered = {"nemo": (one.id,), "openenv": (two.id,), "verifiers": (one.id,)}
     verdict = manifest.decide(registered, records, 1, "qualification")
     changed = {"checks": records, "registered": registered, "verdict": verdict}
-    manifest.write(written.model_copy(update=changed), altered)
-    pages.seal(altered)
+    manifest.write(written.model_copy(update=changed), altered_run)
+    pages.seal(altered_run)
     listed = {}
-    with browser.opened(chromium, altered / PAGE) as page:
+    with browser.opened(chromium, altered_run / PAGE) as page:
         told = page.texts(".reasons pre")
         for gym in registered:
             page.page.select_option("#check-filters [name=gym]", gym)
@@ -370,9 +193,9 @@ def test_each_gyms_checks_are_listed_by_its_name(altered: Path, chromium: Browse
     )
 
 
-def test_a_keyboard_is_enough(run: Path, chromium: Browser) -> None:
+def test_a_keyboard_is_enough(trained_run: Path, chromium: Browser) -> None:
     """Without a mouse: the first stop MUST skip to the content, and a rollout MUST open by Enter."""
-    with browser.opened(chromium, run / PAGE) as page:
+    with browser.opened(chromium, trained_run / PAGE) as page:
         page.page.keyboard.press("Tab")
         first = page.page.evaluate("document.activeElement.textContent")
         page.page.focus("[aria-label='Show rollout 3']")
@@ -386,11 +209,11 @@ def test_a_keyboard_is_enough(run: Path, chromium: Browser) -> None:
     )
 
 
-def test_without_scripts_and_on_paper_everything_but_the_viewer_is_there(run: Path, chromium: Browser) -> None:
+def test_without_scripts_and_on_paper_everything_but_the_viewer_is_there(trained_run: Path, chromium: Browser) -> None:
     """Without JavaScript and in print, verdict, checks and trainings MUST be there, and no dead control."""
-    with browser.opened(chromium, run / PAGE, java_script_enabled=False) as page:
+    with browser.opened(chromium, trained_run / PAGE, java_script_enabled=False) as page:
         unscripted = [_visible(page, each) for each in ("h1", "#check-rows tr", "form", "noscript")]
-    with browser.opened(chromium, run / PAGE) as page:
+    with browser.opened(chromium, trained_run / PAGE) as page:
         page.page.emulate_media(media="print")
         printed = [_visible(page, each) for each in ("h1", "#check-rows tr", "nav", "form")]
         paper = page.page.pdf()
@@ -405,19 +228,3 @@ def test_without_scripts_and_on_paper_everything_but_the_viewer_is_there(run: Pa
 
 def _visible(page: browser.Opened, selector: str) -> bool:
     return page.page.locator(selector).first.is_visible()
-
-
-def test_a_training_of_many_steps_is_shown_a_page_at_a_time(altered: Path, chromium: Browser) -> None:
-    """With 256 steps of rollouts the viewer MUST hold a page of them at a time, and reach the last."""
-    pages.make_long(altered / pages.TRAINING, 256)
-    pages.seal(altered)
-    with browser.opened(chromium, altered / PAGE) as page:
-        held = page.page.locator("#viewer-rows tr").count()
-        page.page.fill("#viewer-filters [name=from]", "256")
-        seen = (held, page.texts("#viewer-count")[0].split(";")[0], page.page.locator("#viewer-rows tr").count())
-    assert seen == (50, "8 of 2048 rollouts", 8), explain(
-        subject="rows at once, what is counted from step 256 on, and rows then",
-        expected=(50, "8 of 2048 rollouts", 8),
-        got=seen,
-        cause="all rollouts are drawn at once, or steps are numbered anew",
-    )

@@ -15,8 +15,10 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.harness.records.trace import TRACE
+from gymqual.qualification.broken import training_manifests, training_traces
+from gymqual.qualification.broken.training_manifests import a_token_total
 from gymqual.qualification.broken.training_policies import POLICY_OWNERS
-from gymqual.qualification.broken.training_runs import OWNERS, Alteration, a_reward, a_token_total
+from gymqual.qualification.broken.training_traces import Alteration, a_reward
 from gymqual.qualification.support.training.small_run import Dump, dump, train_small
 from gymqual.trainer.replay import audit, weights
 from gymqual.trainer.runs import checkpoints
@@ -27,6 +29,9 @@ from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 from gymqual.trainer.runs.tensors import compare_tensors, tensors_digest
 
 pytestmark = pytest.mark.self_test
+
+OWNERS = training_traces.OWNERS | training_manifests.OWNERS
+"""By alteration the claim that owns it."""
 
 
 @pytest.fixture(scope="module")

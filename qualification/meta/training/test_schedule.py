@@ -27,7 +27,8 @@ from gymqual.trainer.experiment import report, resume, schedule
 from gymqual.trainer.experiment.card import CARD
 from gymqual.trainer.experiment.curves import draw
 from gymqual.trainer.experiment.files import BASELINE, LOOKS, RUN, TEST, dev_file, selected
-from gymqual.trainer.experiment.result import SUMMARY, Looks
+from gymqual.trainer.experiment.records import Looks
+from gymqual.trainer.experiment.result import SUMMARY
 from gymqual.trainer.grpo import train
 from gymqual.trainer.grpo.trainer import GymTrainer
 from gymqual.trainer.learning.result import Success

@@ -1,11 +1,8 @@
-"""The policy server over its real socket: what it samples, what it says of it, and what it refuses."""
+"""The policy server over its real socket: what it samples, what it says of it, and how it ends."""
 
-import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,10 @@ from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.plugin.run import Run
-from gymqual.harness.process.server import Server
 from gymqual.harness.stacks.policy_server import start_policy
 from gymqual.trainer.policy.loading import Policy
 from gymqual.trainer.policy.transcripts import render_ids, tool_schemas
 from gymqual.trainer.serving import serve
-from gymqual.trainer.serving import server as policy_server
 
 pytestmark = pytest.mark.cpu_qualification
 
@@ -31,21 +26,6 @@ TASK = "v1/dev/0/0"
 TOOLS = tool_schemas(TASKS)
 UNSURE = "\n"
 """A context after which mini is unsure, so that temperature shows."""
-
-
-@pytest.fixture(scope="module")
-def server(run: Run) -> Iterator[Server]:
-    """The server of mini."""
-    started = start_policy("mini", run.owner, run.folder / run.mine("policy-server"))
-    yield started
-    started.stop()
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[httpx.Client]:
-    """A client of it."""
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=120.0) as opened:
-        yield opened
 
 
 def _chat(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -186,97 +166,6 @@ def test_requests_at_once_are_answered_as_alone(client: httpx.Client) -> None:
         expected=alone,
         got=together,
         cause="requests share a cache, a batch or a random state",
-    )
-
-
-CHAT = {"model": "mini", "messages": [{"role": "user", "content": "Hallo"}]}
-IDS = {"token_ids": [5, 6]}
-IDS_OF_ONE = {**IDS, "sampling_params": {"max_tokens": 1}}
-REFUSED: dict[str, tuple[str, Any, int, str]] = {
-    "no JSON": ("chat", "{", 400, "Invalid JSON"),
-    "a list": ("chat", [], 400, "the body"),
-    "no model": ("chat", {"messages": CHAT["messages"]}, 400, "model"),
-    "another model": ("chat", {**CHAT, "model": "maxi"}, 404, "model"),
-    "no messages": ("chat", {**CHAT, "messages": []}, 400, "messages"),
-    "an unknown role": ("chat", {**CHAT, "messages": [{"role": "judge"}]}, 400, "messages.0.role"),
-    "an image": ("chat", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages.0"),
-    "an unknown field": ("chat", {**CHAT, "best_of": 2}, 400, "best_of"),
-    "two choices": ("chat", {**CHAT, "n": 2}, 400, "n"),
-    "a penalty": ("chat", {**CHAT, "presence_penalty": 0.5}, 400, "presence_penalty"),
-    "a forced call": ("chat", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
-    "a tool without name": ("chat", {**CHAT, "tools": [{"type": "function", "function": {}}]}, 400, "tools.0.function"),
-    "a negative temperature": ("chat", {**CHAT, "temperature": -1}, 400, "temperature"),
-    "a temperature in words": ("chat", {**CHAT, "temperature": "warm"}, 400, "temperature"),
-    "no probability": ("chat", {**CHAT, "top_p": 0}, 400, "top_p"),
-    "no tokens": ("chat", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),
-    "too many tokens": ("chat", {**CHAT, "max_tokens": 512}, 400, "context"),
-    "too long a context": ("generate", {"token_ids": [5] * 512}, 400, "context"),
-    "no ids": ("generate", {"token_ids": []}, 400, "token_ids"),
-    "ids that are words": ("generate", {"token_ids": ["a"]}, 400, "token_ids.0"),
-    "an id beyond the vocabulary": ("generate", {"token_ids": [512]}, 400, "token_ids"),
-    "an unknown parameter": ("generate", {**IDS, "sampling_params": {"beam": 4}}, 400, "sampling_params.beam"),
-    "a huge seed": ("generate", {**IDS, "sampling_params": {"seed": 2**80}}, 400, "sampling_params.seed"),
-    "a cut-off": ("generate", {**IDS, "sampling_params": {"top_k": 50}}, 400, "sampling_params.top_k"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_bad_request_is_refused_by_field(client: httpx.Client, name: str) -> None:
-    """A request that cannot be honoured MUST be refused in OpenAI's form, naming the field, and nothing sampled."""
-    route, body, status, named = REFUSED[name]
-    path = {"chat": "/v1/chat/completions", "generate": "/inference/v1/generate"}[route]
-    answer = client.post(path, content=body if isinstance(body, str) else json.dumps(body))
-    error = answer.json().get("error", {})
-    overlong = error.get("code") == "context_length_exceeded"
-    seen = (answer.status_code, named in error.get("message", ""), error.get("type"), overlong)
-    assert seen == (status, True, "invalid_request_error", named == "context"), explain(
-        subject=f"{name} on the {route} route",
-        expected=(status, named),
-        got=(answer.status_code, answer.text),
-        cause="the field is ignored in silence, or the failure is met while sampling",
-    )
-
-
-def test_a_client_that_hangs_up_is_not_waited_for(client: httpx.Client) -> None:
-    """Replies that nobody reads any more MUST stop: twenty of them, minutes in all, delay the next by seconds."""
-    unread = {"model": "mini", "token_ids": [5], "sampling_params": {"temperature": 5.0, "max_tokens": 500}}
-
-    def hang_up(number: int) -> None:
-        # One may draw its end at once.
-        with suppress(httpx.ReadTimeout):
-            client.post("/inference/v1/generate", json=unread, timeout=0.5)
-
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(hang_up, range(20)))
-    try:
-        answered = client.post("/inference/v1/generate", json=IDS_OF_ONE, timeout=15).status_code
-    except httpx.ReadTimeout:
-        answered = None
-    assert answered == 200, explain(
-        subject="a short request after twenty long ones whose clients hung up",
-        expected=200,
-        got=answered or "nothing within 15 s",
-        cause="a reply is written to its end for nobody",
-    )
-
-
-def test_more_requests_than_can_wait_are_turned_away(mini: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request beyond the bound of those waiting MUST be refused at once with 503, on every route that samples."""
-    monkeypatch.setattr(policy_server, "MAX_PENDING", 0)
-    app = policy_server.PolicyServer(mini, "mini").app()
-
-    async def both() -> list[tuple[int, str]]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://policy") as inside:
-            answers = [await inside.post("/v1/chat/completions", json={**CHAT, "stream": True})]
-            answers.append(await inside.post("/inference/v1/generate", json=IDS_OF_ONE))
-        return [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
-
-    seen = asyncio.run(both())
-    assert seen == [(503, "overloaded")] * 2, explain(
-        subject="status and code of a request that finds no room",
-        expected=[(503, "overloaded")] * 2,
-        got=seen,
-        cause="the queue has no bound, or a stream begins before it is looked at",
     )
 
 

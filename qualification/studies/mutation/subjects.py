@@ -53,6 +53,7 @@ SUBJECTS = (
             "trainer/replay/claims.py",
             "trainer/replay/episodes.py",
             "trainer/replay/evidence.py",
+            "trainer/replay/objective.py",
             "trainer/replay/rounding.py",
             "trainer/replay/steps.py",
             "trainer/replay/tokens.py",
@@ -81,7 +82,11 @@ SUBJECTS = (
             "trainer/audit/training_rows.py",
         ),
         (
-            ("qualification/meta/training/test_audit_rules.py",),
+            (
+                "qualification/meta/training/test_audit_rules.py",
+                "qualification/meta/training/test_audit_loss.py",
+                "qualification/meta/training/test_audit_order.py",
+            ),
             ("qualification/meta/training/test_attach.py", "-k", "elsewhere and (messages or tools)"),
             ("qualification/training/test_audit.py",),
         ),

@@ -3,8 +3,6 @@
 python -m gymqual.qualification.studies.silent_bugs.page DIR     writes DIR/index.html from DIR/silent-bugs.json
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,24 +69,12 @@ def _points(values: Sequence[float]) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the page of a folder; returns the exit code: 0 done, 2 it could not be done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gymqual.qualification.studies.silent_bugs.page", description=__doc__
-    )
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help=f"holds {RESULT}, as gymqual bench silent-bugs left it"
-    )
-    folder = parser.parse_args(arguments).folder
+def write(folder: Path) -> Path:
+    """Write the page of a folder that ``gymqual bench silent-bugs`` left; raises HarnessError."""
     path = folder / RESULT
     try:
         made = SilentBugs.model_validate_json(path.read_bytes())
         write_atomically(folder / PAGE, page(made))
-    except (HarnessError, OSError, ValidationError) as error:
-        print(f"{path}: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    except ValidationError as error:
+        raise HarnessError(f"{path}: {str(error).splitlines()[0]}") from None
+    return folder / PAGE

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from shutil import copy2
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
 
-from gymqual.gyms.base import Script, ToolCall
+from gymqual.gyms.base import Script
 from gymqual.gyms.german.tasks import find_task
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.verifiers.launch import ENVIRONMENT
@@ -20,34 +20,13 @@ from gymqual.harness.stacks.policy_server import start_policy
 from gymqual.harness.stacks.verifiers_rollouts import Run as Rollouts
 from gymqual.harness.stacks.verifiers_rollouts import Verifiers
 from gymqual.qualification.support.commands import run_module
+from gymqual.qualification.support.verifiers.fault_matrix import cases
 from gymqual.qualification.support.verifiers.model_server import Break, ModelServer, Reply, Says, says
-from gymqual.qualification.support.verifiers.token_tap import Exchange, Spoil, TokenTap
-
-FIXTURE = ("--env.agent.harness.id", "fixture_harness")
-DOCUMENTED = (
-    "--env.agent.harness.id null --env.agent.runtime.type subprocess --env.agent.max-turns 6 "
-    "--env.agent.max-output-tokens 768 --env.agent.timeout.rollout 120 --model scripted "
-    "--client.base-url {url} --client.api-key-var LOCAL_MODEL_API_KEY -n 4"
-)
-"""The README's command for a real model, without the name of the environment."""
+from gymqual.qualification.support.verifiers.plans import DOCUMENTED, FIXTURE, Played, plan, token_plan
+from gymqual.qualification.support.verifiers.token_tap import SPOILS, Exchange, TokenTap
 
 MANY = tuple(f"v1/dev/7/{index}" for index in range(16))
 ONE = "v1/dev/0/0"
-
-
-class Played(NamedTuple):
-    """A scripted episode and how it is played."""
-
-    script: Script
-    truncated: bool = False
-    at_once: bool = False
-    """All calls stand in one message."""
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it as a row of the taskset holds it."""
-        calls = [[call.tool, call.arguments] for call in self.script.calls]
-        flags = {"truncated": self.truncated, "at_once": self.at_once}
-        return {"calls": calls, "answer": self.script.answer, **flags}
 
 
 Arguments = ParamSpec("Arguments")
@@ -146,7 +125,7 @@ class Lab:
         scripts = [self.orders.scripts(task) for task in tasks]
         replies = self._replies(tasks, [says(scripts[0]["oracle"]), says(scripts[1]["guess"])])
         with ModelServer(replies) as server:
-            run = self.verifiers.play("canaries", _plan([[{"task_id": task} for task in tasks]], server.url))
+            run = self.verifiers.play("canaries", plan([[{"task_id": task} for task in tasks]], server.url))
         return run, server.requests
 
     @once
@@ -184,7 +163,7 @@ class Lab:
         last = [rows[name] for name in rows if rows[name].get("fault") == "tool_server_exits"]
         first = [row for row in rows.values() if row not in last]
         with ModelServer(replies) as server:
-            run = self.verifiers.play("faults", _plan([first, last], server.url))
+            run = self.verifiers.play("faults", plan([first, last], server.url))
         return run, {name: row["task_id"] for name, row in rows.items()}
 
     @staticmethod
@@ -203,7 +182,7 @@ class Lab:
         """Eight sampled rollouts, token in, token out; with every exchange on the wire."""
         rows = [{"task_id": f"v1/dev/0/{index}"} for index in range(8)]
         with TokenTap(self.policy.url) as tap:
-            return self.verifiers.play("tokens", _token_plan([rows], tap.url)), tap.exchanges
+            return self.verifiers.play("tokens", token_plan([rows], tap.url)), tap.exchanges
 
     @once
     def spoilt(self) -> dict[str, dict[str, Any]]:
@@ -215,7 +194,7 @@ class Lab:
             for index, each in enumerate(renderers.values())
         ]
         with TokenTap(self.policy.url, tuple(SPOILS.values())) as tap:
-            run = self.verifiers.play("spoilt", _token_plan([spoilt, others], tap.url))
+            run = self.verifiers.play("spoilt", token_plan([spoilt, others], tap.url))
         names = dict(zip(tap.sessions, SPOILS, strict=False))
         keys = {row["task_id"]: name for row, name in zip(others, renderers, strict=True)}
         return {names.get(trace["id"]) or keys[key]: trace for key, trace in run.traces.items()}
@@ -273,8 +252,8 @@ class Lab:
         scripts = [Played(self.orders.scripts(task)[name]).as_data() for task, name in zip(tasks, names, strict=True)]
         rows = [{"task_id": task, "script": script} for task, script in zip(tasks, scripts, strict=True)]
         agent = {"harness": {"id": "fixture_harness"}, "runtime": {"type": "subprocess"}}
-        plan = {"env": {"agent": agent}, "stages": [rows]}
-        return self.verifiers.play("in-process", plan), self.verifiers.play("served", plan, "--served")
+        stages = {"env": {"agent": agent}, "stages": [rows]}
+        return self.verifiers.play("in-process", stages), self.verifiers.play("served", stages, "--served")
 
     @once
     def reread(self, run: Rollouts) -> Finished:
@@ -288,57 +267,6 @@ def classified(folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     rows = json.loads(ended.stdout)["rollouts"] if ended.stdout else []
     return ended.returncode, {row["task"]: row for row in rows}
 
-
-Case = Callable[[Any], tuple[Sequence[Reply], dict[str, Any]]]
-
-
-def cases() -> dict[str, Case]:
-    """Return the fault matrix by name: what the model server says, and what else goes wrong.
-
-    ``first``: at the first request of a rollout, ``later``: at the second.
-    """
-    breaks = [each for each in Break if each is not Break.ENDLESS]
-    matrix: dict[str, Case] = {}
-    for each in breaks:
-        matrix[f"first {each}"] = lambda scripts, each=each: ([each], {})
-        matrix[f"later {each}"] = lambda scripts, each=each: ([says(scripts["oracle"])[0], each], {})
-    for fault in ("tool_raises", "tool_hangs", "setup_hangs", "scoring_hangs", "tool_server_exits"):
-        matrix[fault] = lambda scripts, fault=fault: (says(scripts["oracle"]), {"fault": fault})
-    matrix["refused"] = lambda scripts: (says(scripts["oracle"]), {"client": {"base_url": NOBODY}})
-    for name, replies in _TWINS.items():
-        matrix[name] = lambda scripts, replies=replies: (replies(scripts), {})
-    return matrix
-
-
-NOBODY = "http://127.0.0.1:9/v1"
-"""The discard port: nothing listens there."""
-
-_TWINS: dict[str, Callable[[Any], Sequence[Reply]]] = {
-    "solved": lambda scripts: says(scripts["oracle"]),
-    "solved after malformed calls": lambda scripts: [*MALFORMED, *says(scripts["oracle"])],
-    "says nothing": lambda scripts: [Says("")],
-    "wrong number": lambda scripts: says(scripts["wrong"]),
-    "cut by its length": lambda scripts: [*says(scripts["oracle"])[:-1], Says("4", finish_reason="length")],
-    "refused after a malformed call": lambda scripts: [MALFORMED[0], Break.HTTP_400],
-    "writes what JSON cannot hold": lambda scripts: [
-        Says(calls=(ToolCall("calculator", '{"expression": 1e999}'),)),
-        *says(scripts["oracle"]),
-    ],
-    "nested too deeply": lambda scripts: [Says(calls=(ToolCall("lookup", "[" * 5000),)), *says(scripts["oracle"])],
-    "overflows its context": lambda scripts: [says(scripts["oracle"])[0], Break.OVERFLOW],
-    "never stops writing": lambda scripts: [says(scripts["oracle"])[0], Break.ENDLESS],
-    "never stops calling": lambda scripts: [says(scripts["oracle"])[0]],
-}
-MALFORMED = [
-    Says(calls=(ToolCall(tool, arguments),))
-    for tool, arguments in (
-        ("lookup", "{"),
-        ("lookup", '["L-1000"]'),
-        ("lookup", '{"id": "L-1000"}'),
-        ("calculator", '{"expression": "9**9**9"}'),
-        ("nachschlagen", "{}"),
-    )
-]
 
 _BRANCHES = """
 import json, sys
@@ -356,41 +284,3 @@ for line in open(sys.argv[1], encoding="utf-8"):
     if json.loads(episode.model_dump_json(exclude_none=True)) != json.loads(line):
         sys.exit("upstream's own schema does not hold this line: " + line[:200])
 """
-
-
-def _plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any]:
-    harness = {"id": "fixture_harness", "mode": "endpoint"}
-    limits = {"max_turns": 12, "timeout": {"setup": 4.0, "rollout": 16.0, "scoring": 2.0}}
-    return {
-        "env": {"agent": {"harness": harness, "runtime": {"type": "subprocess"}, **limits}},
-        "client": {"base_url": url, "api_key_var": "LOCAL_MODEL_API_KEY", "timeout": {"read": 2.0}},
-        "stages": stages,
-    }
-
-
-MINI = ROOT / "trainer" / "policy" / "embedded" / "mini"
-
-
-def _token_plan(stages: Sequence[Sequence[dict[str, Any]]], url: str) -> dict[str, Any]:
-    plan = _plan(stages, url)
-    # No renderer of upstream's is mini's: its own template is, with Qwen3's tool calls.
-    renderer = {"name": "default", "tool_parser": "qwen3"}
-    train = {"type": "train", "renderer": renderer, "renderer_model_name": str(MINI), "timeout": {"read": 30.0}}
-    plan["env"]["agent"]["timeout"] = {"rollout": 120.0}
-    sampling = {"max_tokens": 64, "temperature": 1.0, "seed": 7}
-    return {**plan, "client": {**plan["client"], **train}, "model": "mini", "sampling": sampling}
-
-
-def _first(choice: dict[str, Any], **changed: Any) -> None:
-    choice["logprobs"]["content"][0].update(changed)
-
-
-SPOILS: dict[str, Spoil | None] = {
-    "healthy": None,
-    "missing": lambda choice: choice.pop("logprobs"),
-    "short": lambda choice: choice["logprobs"]["content"].pop(),
-    "NaN": lambda choice: _first(choice, logprob=float("nan")),
-    "positive": lambda choice: _first(choice, logprob=0.4),
-    "of another token": lambda choice: _first(choice, token="token_id:1"),
-}
-"""What becomes of the log-probabilities that a server returns."""

@@ -101,3 +101,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def _first(choice: dict[str, Any], **changed: Any) -> None:
+    choice["logprobs"]["content"][0].update(changed)
+
+
+SPOILS: dict[str, Spoil | None] = {
+    "healthy": None,
+    "missing": lambda choice: choice.pop("logprobs"),
+    "short": lambda choice: choice["logprobs"]["content"].pop(),
+    "NaN": lambda choice: _first(choice, logprob=float("nan")),
+    "positive": lambda choice: _first(choice, logprob=0.4),
+    "of another token": lambda choice: _first(choice, token="token_id:1"),
+}
+"""What becomes of the log-probabilities that a server returns."""

@@ -1,12 +1,9 @@
-"""Single alterations of a training run that its directory tells of, by the claim of the replay that owns each."""
+"""Single alterations of a training run's trace that the run tells of, by the claim of the replay that owns each."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gymqual.qualification.support.training.small_run import Dump
-from gymqual.trainer.runs.manifest import ADAPTER, INITIAL_ADAPTER
-from gymqual.trainer.runs.tensors import ADAPTER as TENSORS
 
 Alteration = Callable[[Dump], object]
 
@@ -218,112 +215,23 @@ def another_policy_sampled(run: Dump) -> None:
     run.first("call")["policy"] = "0" * 64
 
 
-def an_adapter_byte(run: Dump) -> None:
-    _flip_byte(run.folder / ADAPTER / TENSORS)
-
-
-def an_initial_adapter_byte(run: Dump) -> None:
-    _flip_byte(run.folder / INITIAL_ADAPTER / TENSORS)
-
-
-def _flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-def a_temperature(run: Dump) -> None:
-    run.training["temperature"] = run.manifest["config"]["temperature"] = 0.7
-
-
 def a_loss_type(run: Dump) -> None:
     run.first("header")["objective"]["loss_type"] = "bnpo"
-
-
-def another_configuration(run: Dump) -> None:
-    run.manifest["config"]["seed"] = 44
-
-
-def another_core(run: Dump) -> None:
-    run.manifest["core"] = "0" * 64
-
-
-def tasks_in_another_order(run: Dump) -> None:
-    for config in (run.training, run.manifest["config"]):
-        config["tasks"] = [config["tasks"][1], config["tasks"][0], *config["tasks"][2:]]
-
-
-def a_token_total(run: Dump) -> None:
-    run.manifest["tokens"]["sampled"] += 1
-
-
-def an_external_total(run: Dump) -> None:
-    run.manifest["tokens"]["external"] -= 1
-
-
-def a_consumed_task(run: Dump) -> None:
-    tasks = run.manifest["consumed_tasks"]
-    tasks[next(iter(tasks))] -= 1
-
-
-def a_task_that_was_not_consumed(run: Dump) -> None:
-    run.manifest["consumed_tasks"]["v1/train/43/15"] = 4
-
-
-def an_observation_total(run: Dump) -> None:
-    run.manifest["replay"]["observations"] += 1
-
-
-def a_changed_tensor(run: Dump) -> None:
-    run.manifest["tensors"]["changed"] -= 1
-
-
-def a_share_of_elements(run: Dump) -> None:
-    run.manifest["tensors"]["elements_changed"] = 0.5
-
-
-def an_update_ratio(run: Dump) -> None:
-    ratios = run.manifest["tensors"]["update_ratio"]
-    ratios[next(name for name, ratio in ratios.items() if ratio)] = 1.0
-
-
-def a_training_success(run: Dump) -> None:
-    run.manifest["strict_training_success"] = 1.0
-
-
-def a_mean_reward(run: Dump) -> None:
-    run.manifest["mean_shaped_reward"] = 0.9
-
-
-def varied_groups(run: Dump) -> None:
-    run.manifest["varied_groups"] += 1
-
-
-def a_step_of_the_manifest(run: Dump) -> None:
-    run.manifest["steps"][0]["gradient_norm"] *= 1.5
 
 
 OWNERS: dict[Alteration, str] = {
     a_sampled_id: "rows", a_trained_id: "rows", a_span: "rows", a_cut: "rows", rows_swapped_in_a_group: "rows",
     a_context_id: "contexts", a_prompt_id: "contexts", a_mask_bit: "masks", a_mask_bit_off: "sampled ids",
-    a_reward: "rewards", a_missing_reward: "rewards", rewards_swapped_in_a_group: "rewards",
-    an_advantage: "advantages", an_observation: "observations", an_error_flag: "observations",
-    a_dropped_call: "verdicts", an_outcome: "verdicts", a_strict_flag: "verdicts", a_milestone: "verdicts",
-    a_truncation: "verdicts", a_samplers_logprob: "log-probability gap", a_passes_logprob: "log-probability gap",
-    a_gap: "log-probability gap", a_gap_within_the_band_excused: "log-probability gap",
-    a_logprob_that_is_none: "log-probabilities",
+    a_reward: "rewards", a_missing_reward: "rewards", rewards_swapped_in_a_group: "rewards", an_advantage: "advantages",
+    an_observation: "observations", an_error_flag: "observations", a_dropped_call: "verdicts", an_outcome: "verdicts",
+    a_strict_flag: "verdicts", a_milestone: "verdicts", a_truncation: "verdicts",
+    a_samplers_logprob: "log-probability gap", a_passes_logprob: "log-probability gap", a_gap: "log-probability gap",
+    a_gap_within_the_band_excused: "log-probability gap", a_logprob_that_is_none: "log-probabilities",
     a_logprob_above_zero: "log-probabilities", a_logprob_less: "log-probabilities", a_dropped_row: "groups",
     an_unequal_group: "groups", a_repeated_row: "records", a_normaliser: "passes", a_pass_less: "passes",
     a_row_trained_twice: "passes", a_pass_of_a_step_that_was_not_taken: "records",
     a_turn_that_ended_said_to_be_cut: "sampled ids", a_turn_that_was_cut_said_to_have_ended: "sampled ids",
     a_steps_success: "steps", a_learning_rate: "steps", a_reason_to_learn_nothing: "steps",
     a_gradient_norm: "gradients", an_oracle_out_of_band: "gradients", a_missing_oracle: "gradients",
-    a_policy_digest: "policies", another_policy_sampled: "policies", an_adapter_byte: "policies",
-    an_initial_adapter_byte: "policies", a_temperature: "configuration", a_loss_type: "configuration",
-    another_configuration: "configuration", another_core: "identity", tasks_in_another_order: "tasks",
-    a_token_total: "token totals", an_external_total: "token totals", a_consumed_task: "consumed tasks",
-    a_task_that_was_not_consumed: "consumed tasks", an_observation_total: "replay totals",
-    a_changed_tensor: "tensors", a_share_of_elements: "tensors", an_update_ratio: "tensors",
-    a_training_success: "summary", a_mean_reward: "summary", varied_groups: "summary",
-    a_step_of_the_manifest: "summary",
+    a_policy_digest: "policies", another_policy_sampled: "policies", a_loss_type: "configuration",
 }  # fmt: skip

@@ -6,12 +6,10 @@
 the sources stay the same. Prints one JSON object a line; the last ones are the figures of ``gymqual bench``.
 """
 
-import argparse
 import hashlib
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -19,16 +17,19 @@ from importlib.metadata import version
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from cyclopts import Parameter
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gymqual.gyms import loaded
-from gymqual.harness.cli.usage import ending
+from gymqual.harness.cli.bench import console, require_folder, show
+from gymqual.harness.cli.checks import require_at_least_one
 from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.figures import Figure
 from gymqual.harness.records.files import ROOT, readable_json, sha256_file, write_atomically
 from gymqual.harness.records.manifest import PAGE
 from gymqual.qualification.broken.trainers import CATALOGUE
@@ -37,16 +38,23 @@ from gymqual.qualification.studies.silent_bugs.clean_runs import CLEAN
 from gymqual.qualification.studies.silent_bugs.evidence import seen, settings_key
 from gymqual.qualification.studies.silent_bugs.result import HEALTHY, Clean, Curve, SilentBugs, Study
 from gymqual.trainer.policy.loading import load_policy
-from gymqual.trainer.profiling.policy_speed import tell
 
 SEEDS = (1, 2, 3)
 BOUND_S = 900
 """For any single training of the table."""
-UNAUDITED = ("config", "environment", "evaluate", "grpo", "minimodel", "policy", "prepare", "rollout", "transcripts")
+UNAUDITED = (
+    "evaluation/evaluate",
+    "evaluation/rollout",
+    "grpo/environment",
+    "grpo/trainer",
+    "policy/loading",
+    "policy/mini",
+    "policy/transcripts",
+    "runs/config",
+)
 """Modules of the trainer that a training without audit is made of."""
 SOURCES = (
-    "trainer/*.py",
-    "trainer/replay/*.py",
+    "trainer/*/*.py",
     "qualification/broken/faults/*.py",
     "qualification/studies/silent_bugs/t*.py",
 )
@@ -154,65 +162,43 @@ def _kept(unit: Unit, work: Path) -> BaseModel | None:
         return None
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run, write and print; returns the exit code: 0 done, 2 it could not be done."""
-    parser = argparse.ArgumentParser(
-        prog="gymqual bench silent-bugs",
-        description=__doc__,
-        epilog=ending(
-            "gymqual.qualification.studies.silent_bugs --out DIR --quick", {0: "written", 130: "interrupted"}
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that gets the table (required)")
-    parser.add_argument("--quick", action="store_true", help="without the trainings of forty steps")
-    parser.add_argument(
-        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        if options.jobs < 1:
-            raise HarnessError(f"--jobs {options.jobs} must be at least 1")
-        trainings.quiet()
-        made = measured(options, console)
-    except (HarnessError, OSError) as error:
-        print(f"silent-bugs: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("silent-bugs: interrupted; what was finished is kept, run it again", file=sys.stderr)
-        return 130
-    write_atomically(options.out / page.RESULT, readable_json(made.model_dump(mode="json")))
-    drawing.write(made, options.out)
-    write_atomically(options.out / PAGE, page.page(made))
-    for figure in figures(made):
-        tell(**figure)
-    return 0
+def command(
+    *,
+    out: Annotated[Path, Parameter(help="Folder that gets table and page.")] = Path("reports/silent-bugs"),
+    quick: Annotated[bool, Parameter(help="Without the trainings of forty steps.")] = False,
+    jobs: Annotated[int, Parameter(help="Processes.")] = min(2, os.cpu_count() or 1),
+) -> int:
+    """Train every planted trainer bug and clean trainings, and write the table of what finds them."""
+    require_at_least_one("--jobs", jobs)
+    require_folder(out)
+    trainings.quiet()
+    made = measured(out, quick, jobs, Console(stderr=True, highlight=False, soft_wrap=True))
+    write_atomically(out / page.RESULT, readable_json(made.model_dump(mode="json")))
+    drawing.write(made, out)
+    write_atomically(out / PAGE, page.page(made))
+    console.print(f"written to {out}")
+    return show(figures(made))
 
 
-def measured(options: argparse.Namespace, console: Console) -> SilentBugs:
+def measured(out: Path, quick: bool, jobs: int, console: Console) -> SilentBugs:
     """Run everything that is asked for; raises HarnessError."""
-    chosen = units(options.quick)
-    done = run(chosen, options.out / "work", options.jobs, console)
+    chosen = units(quick)
+    done = run(chosen, out / "work", jobs, console)
     results = [done[unit.name] for unit in chosen]
     return SilentBugs(
         versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
         core=loaded.core_on_disk(),
         policy=load_policy(trainings.POLICY).identity.weights,
         sources=sources(),
-        baseline=None if options.quick else trainings.baseline(),
+        baseline=None if quick else trainings.baseline(),
         studies=[each for each in results if isinstance(each, Study)],
         clean=[each for each in results if isinstance(each, Clean)],
         curves=[each for each in results if isinstance(each, Curve)],
     )
 
 
-def figures(made: SilentBugs) -> list[dict[str, Any]]:
+def figures(made: SilentBugs) -> list[Figure]:
     """Return the figures that the table is held to."""
-
-    def figure(name: str, value: float, bound: float, unit: str, note: str) -> dict[str, Any]:
-        return {"name": name, "value": value, "bound": bound, "unit": unit, "note": note}
-
     rows = seen(made)
     missed = [row.fault.name for row in rows if not row.caught]
     half = [row.fault.name for row in rows if row.in_half_precision is False]
@@ -220,10 +206,10 @@ def figures(made: SilentBugs) -> list[dict[str, Any]]:
     alarms = [each.name for each in made.clean if each.alarm]
     steps, count = made.steps, len(rows)
     return [
-        figure(f"bugs missed within {steps} steps", 100 * len(missed) / count, 5, "%", _of(missed, count)),
-        figure(f"bugs missed within {steps} steps, bf16", 100 * len(half) / count, inf, "%", _of(half, count)),
-        figure("clean trainings that were accused", len(alarms), 0, "runs", _of(alarms, len(made.clean))),
-        figure(
+        Figure(f"bugs missed within {steps} steps", 100 * len(missed) / count, 5, "%", _of(missed, count)),
+        Figure(f"bugs missed within {steps} steps, bf16", 100 * len(half) / count, inf, "%", _of(half, count)),
+        Figure("clean trainings that were accused", len(alarms), 0, "runs", _of(alarms, len(made.clean))),
+        Figure(
             "bugs that the usual evidence does not show",
             100 * well / count,
             inf,
@@ -235,7 +221,3 @@ def figures(made: SilentBugs) -> list[dict[str, Any]]:
 
 def _of(names: Sequence[str], count: int) -> str:
     return f"{len(names)} of {count}" + (f": {', '.join(names)}" if names else "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The console script: every command by name, with what does the work; ``gymqual`` and ``python -m gymqual`` are the same.
+"""The console script, ``gymqual`` or ``python -m gymqual``: every command by name, with what does its work.
 
 Nothing that does the work is imported before its command is called.
 """

@@ -132,12 +132,12 @@ DEFECTS: Mapping[str, tuple[Callable[[int], None], str]] = {
 
 def main(defect: str, *arguments: str) -> int:
     """Train as the command does, on tasks that are played in this process, with a defect planted in it."""
+    from gymqual.__main__ import main as gymqual
     from gymqual.qualification.support.training.small_run import played_here
-    from gymqual.trainer.grpo import train
 
     DEFECTS[defect][0](int(os.environ["RANK"]))
     with played_here():
-        return train.main(list(arguments))
+        return gymqual(["train", *arguments])
 
 
 if __name__ == "__main__":

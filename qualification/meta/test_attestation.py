@@ -21,7 +21,7 @@ from gymqual.harness.records.files import readable_json, sha256_file
 from gymqual.harness.records.manifest import RunManifest
 from gymqual.harness.records.run_records import CheckRecord, GymRecord, Outcome, StackRecord
 from gymqual.harness.stacks import environments
-from gymqual.qualification.support.commands import run_harness
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
@@ -121,9 +121,9 @@ def test_a_changed_statement_is_named(run_copy: Path, tampering: str) -> None:
 
 def test_the_command_looks_at_the_statement(run_copy: Path) -> None:
     """``gymqual verify`` MUST hold a run's statement, and MUST exit 1 once it says more than the manifest."""
-    sound = run_harness("verify", run_copy)
+    sound = run_gymqual("verify", run_copy)
     _edit(run_copy, lambda s: s["predicate"].update(result="PASSED"))
-    forged = run_harness("verify", run_copy)
+    forged = run_gymqual("verify", run_copy)
     seen = (sound.returncode, "attestation.json is of this manifest" in sound.stdout, forged.returncode)
     assert seen == (0, True, 1), explain(
         subject="exit codes of gymqual verify before and after a forged result, and a line on the statement",

@@ -12,7 +12,7 @@ import yaml
 from gymqual import __version__
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT
-from gymqual.qualification.support.commands import run_harness
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
@@ -102,7 +102,7 @@ def test_a_workflow_runs_what_there_is(workflow: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     missing = [goal for goal in goals if not re.search(rf"^{goal}\b.*:", makefile, re.MULTILINE)]
     commands = set(re.findall(r"-m harness (\w+)", text))
-    missing += [name for name in commands if run_harness(name, "--help").returncode]
+    missing += [name for name in commands if run_gymqual(name, "--help").returncode]
     locks = set(re.findall(r"(?<!gymqual/)\brequirements/[a-z]+\.lock", text))
     missing += [path for path in {*locks, *re.findall(r"\.ci/\w+", text)} if not (ROOT / path).exists()]
     assert (missing, bool(goals), len(commands)) == ([], True, 2), explain(

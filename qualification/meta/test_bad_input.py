@@ -20,7 +20,7 @@ from gymqual.harness.records.files import ROOT
 from gymqual.harness.stacks import environments, specs
 from gymqual.harness.stacks.environments import find_stack
 from gymqual.harness.stacks.services import start_nemo, start_openenv
-from gymqual.qualification.support.commands import run_harness, run_module, run_pytest
+from gymqual.qualification.support.commands import run_gymqual, run_module, run_pytest
 from gymqual.trainer.runs.open_gym import opened_gym
 
 pytestmark = pytest.mark.self_test
@@ -53,7 +53,7 @@ def test_an_unknown_gym_is_refused_by_pytest() -> None:
 
 def test_a_gym_without_a_service_is_not_served() -> None:
     """``serve`` MUST say that a gym has no service of its own, and which have one."""
-    ran = run_harness("serve", "verifiers", "--port", "18767")
+    ran = run_gymqual("serve", "verifiers", "--port", "18767")
     _assert_refused(ran, "verifiers has no service of its own", "nemo, openenv", code=2)
 
 
@@ -85,11 +85,11 @@ def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_option_of_another_bench_is_refused(tmp_path: Path) -> None:
-    """``bench`` MUST say which subjects an option is for, and measure nothing where it cannot write."""
-    _assert_refused(run_harness("bench", "nemo", "--out", tmp_path), "--out is for silent-bugs, throughput", code=2)
-    _assert_refused(run_harness("bench", "throughput", "--quick"), "--quick is for silent-bugs", code=2)
+    """``bench`` MUST name an option that its subject does not take, and measure nothing where it cannot write."""
+    _assert_refused(run_gymqual("bench", "nemo", "--out", tmp_path), "gymqual bench nemo: ", "--out", code=2)
+    _assert_refused(run_gymqual("bench", "throughput", "--quick"), "gymqual bench throughput: ", "--quick", code=2)
     (tmp_path / "file").write_text("")
-    ran = run_harness("bench", "throughput", "--out", tmp_path / "file" / "out")
+    ran = run_gymqual("bench", "throughput", "--out", tmp_path / "file" / "out")
     _assert_refused(ran, "nothing can be written there; name a writable folder", code=2)
 
 
@@ -102,38 +102,38 @@ def test_a_check_without_its_stack_is_not_testable(tmp_path: Path) -> None:
 
 def test_an_unknown_gym_is_refused_by_setup() -> None:
     """``setup`` of an unknown gym MUST say which there are."""
-    _assert_refused(run_harness("setup", "nemmo"), "nemmo", "nemo", "all", code=2)
+    _assert_refused(run_gymqual("setup", "nemmo"), "nemmo", "nemo", "all", code=2)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/python", "/bin/ls", sys.executable])
 def test_a_wrong_interpreter_is_refused(path: str) -> None:
     """``GYMQUAL_NEMO_PYTHON`` that is missing, no CPython or too old MUST be refused by name."""
-    ran = run_harness("setup", "nemo", GYMQUAL_NEMO_PYTHON=path)
+    ran = run_gymqual("setup", "nemo", GYMQUAL_NEMO_PYTHON=path)
     _assert_refused(ran, f"GYMQUAL_NEMO_PYTHON={path}", "3.13.14", code=2)
 
 
 def test_an_unwritable_cache_is_refused(tmp_path: Path) -> None:
     """A cache that cannot be written MUST be refused with the variable that moves it."""
     (tmp_path / "file").write_text("")
-    ran = run_harness("setup", "nemo", GYMQUAL_CACHE=str(tmp_path / "file"))
+    ran = run_gymqual("setup", "nemo", GYMQUAL_CACHE=str(tmp_path / "file"))
     _assert_refused(ran, "set GYMQUAL_CACHE to a writable folder", code=2)
 
 
 def test_a_taken_port_is_refused(taken_port: int) -> None:
     """``serve`` on a taken port MUST be refused, and whoever holds it left alone."""
-    ran = run_harness("serve", "nemo", "--port", str(taken_port))
+    ran = run_gymqual("serve", "nemo", "--port", str(taken_port))
     _assert_refused(ran, f"port {taken_port} is taken", "name another port", code=2)
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "-1"])
 def test_an_impossible_port_is_refused(port: str) -> None:
     """``serve`` on a number that is no port MUST be refused."""
-    _assert_refused(run_harness("serve", "nemo", "--port", port), f"port {port}", code=2)
+    _assert_refused(run_gymqual("serve", "nemo", "--port", port), f"port {port}", code=2)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     """``verify`` of a directory that is no run MUST say so."""
-    _assert_refused(run_harness("verify", tmp_path), "manifest.json is missing", "run it again", code=2)
+    _assert_refused(run_gymqual("verify", tmp_path), "manifest.json is missing", "run it again", code=2)
 
 
 def test_a_lock_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_an_interrupted_setup_counts_as_none(
 @pytest.mark.parametrize("path", ["/nowhere/python", "/bin/ls"])
 def test_a_wrong_interpreter_of_the_bridge_is_refused(path: str) -> None:
     """``GYMQUAL_OPENENV_PYTHON`` that is missing or no CPython MUST be refused by name."""
-    ran = run_harness("setup", "openenv", GYMQUAL_OPENENV_PYTHON=path)
+    ran = run_gymqual("setup", "openenv", GYMQUAL_OPENENV_PYTHON=path)
     _assert_refused(ran, f"GYMQUAL_OPENENV_PYTHON={path}", "3.13.0", code=2)
 
 

@@ -10,7 +10,7 @@ from gymqual.harness.records.compare import compare
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.manifest import RunManifest
 from gymqual.harness.records.run_records import GymRecord, StackRecord
-from gymqual.qualification.support.commands import run_harness
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
@@ -25,7 +25,7 @@ def _changed(run: RunManifest, **outcome: str) -> RunManifest:
 
 def test_a_run_equals_itself(finished_run: Path) -> None:
     """A run compared with itself MUST show no difference and exit 0."""
-    compared = run_harness("compare", finished_run, finished_run)
+    compared = run_gymqual("compare", finished_run, finished_run)
     seen = (compared.returncode, [line for line in compared.stdout.splitlines() if "->" in line])
     assert seen == (0, []), explain(
         subject="gymqual compare of a run with itself",

@@ -16,7 +16,7 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.run_records import CheckRecord, FileRecord, GymRecord, Outcome
-from gymqual.qualification.support.commands import run_harness
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
@@ -92,7 +92,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def test_an_untouched_run_holds(run_copy: Path) -> None:
     """Every claim of a run directory MUST hold wherever it is copied to, offline."""
-    verified = run_harness("verify", run_copy)
+    verified = run_gymqual("verify", run_copy)
     assert (verified.returncode, "BROKEN" in verified.stdout) == (0, False), explain(
         subject="gymqual verify on an untouched copy",
         expected="exit 0, no claim broken",
@@ -106,7 +106,7 @@ def test_a_changed_run_is_named(run_copy: Path, tampering: str) -> None:
     """``verify`` MUST exit 1 and name any changed, missing or extra byte and any claim that no longer follows."""
     tamper, named = TAMPERINGS[tampering]
     tamper(run_copy)
-    verified = run_harness("verify", run_copy)
+    verified = run_gymqual("verify", run_copy)
     assert (verified.returncode, named in verified.stdout) == (1, True), explain(
         subject=f"gymqual verify after: {tampering}",
         expected=(1, named),
@@ -288,7 +288,7 @@ def test_a_value_that_no_manifest_can_hold_fails_its_own_check(tmp_path: Path, v
 @pytest.mark.parametrize("path", ["README.md", "harness"])
 def test_what_is_no_run_directory_is_refused(path: str) -> None:
     """``verify`` and ``compare`` of a path that is no run MUST say so without a traceback."""
-    said = [run_harness("verify", path), run_harness("compare", path, path)]
+    said = [run_gymqual("verify", path), run_gymqual("compare", path, path)]
     seen = [(ran.returncode, "not a run directory" in ran.stderr, "Traceback" in ran.stderr) for ran in said]
     assert seen == [(2, True, False)] * 2, explain(
         subject=f"verify and compare of {path}",

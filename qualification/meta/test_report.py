@@ -12,7 +12,7 @@ from gymqual.harness.records.files import ROOT
 from gymqual.harness.records.manifest import PAGE
 from gymqual.harness.report import document
 from gymqual.qualification.support import pages
-from gymqual.qualification.support.commands import run_harness
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
@@ -33,7 +33,7 @@ def test_a_page_made_again_is_the_same_bytes(run: Path) -> None:
     """``report`` MUST make the page from the evidence alone, wherever that was copied to, to the byte."""
     before = (run / PAGE).read_bytes()
     (run / PAGE).unlink()
-    made = run_harness("report", run)
+    made = run_gymqual("report", run)
     seen = (made.returncode, made.stdout.strip(), (run / PAGE).read_bytes() == before)
     assert seen == (0, str(run / PAGE), True), explain(
         subject="exit code, line and bytes of a page that was made again",
@@ -102,7 +102,7 @@ def test_a_changed_page_is_named(run: Path, tampering: str) -> None:
     """``verify`` MUST exit 1 and name a page that is missing or is not what the evidence gives."""
     tamper, named = TAMPERINGS[tampering]
     tamper(run)
-    verified = run_harness("verify", run)
+    verified = run_gymqual("verify", run)
     assert (verified.returncode, named in verified.stdout) == (1, True), explain(
         subject=f"gymqual verify after: {tampering}",
         expected=(1, f"... {named}"),
@@ -133,7 +133,7 @@ def test_the_verdict_stands_first_and_says_why(run: Path, case: str) -> None:
     manifest.write(written.model_copy(update=changed), run)
     pages.seal(run)
     page = (run / PAGE).read_text()
-    summary = run_harness("report", run, "--summary").stdout
+    summary = run_gymqual("report", run, "--summary").stdout
     seen = (f'">{word}</h1>' in page, summary.splitlines()[0], "why it is so" in summary)
     assert seen == (True, f"## {word}: nemo", word != "Qualified"), explain(
         subject=f"the page's heading, the summary's first line, and whether it says why: {case}",
@@ -148,7 +148,7 @@ def test_a_summary_takes_no_markup_from_a_message(run: Path) -> None:
     hostile = "![x](http://evil.example) | <b>bold</b>\n# head"
     pages.change_checks(run, lambda record, n: record.update(outcome="failed", message=hostile))
     pages.seal(run)
-    lines = run_harness("report", run, "--summary").stdout.splitlines()
+    lines = run_gymqual("report", run, "--summary").stdout.splitlines()
     told = [line for line in lines if "evil" in line]
     due = r"- TASK-01 failed: \!\[x\](http\://evil\.example) \| \<b\>bold\</b\>"
     assert due in told, explain(
@@ -159,7 +159,7 @@ def test_a_summary_takes_no_markup_from_a_message(run: Path) -> None:
 @pytest.mark.parametrize("arguments", [("report",), ("report", "--summary")])
 def test_what_no_page_can_be_made_of_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """A directory without evidence MUST be refused in one line that names it and what would do, and stay empty."""
-    made = run_harness(*arguments, tmp_path)
+    made = run_gymqual(*arguments, tmp_path)
     seen = (made.returncode, made.stderr.count("\n"), str(tmp_path) in made.stderr, list(tmp_path.iterdir()))
     assert seen == (2, 1, True, []), explain(
         subject=f"harness {' '.join(arguments)} of an empty directory: exit code, lines, named, files",
@@ -172,7 +172,7 @@ def test_what_no_page_can_be_made_of_is_refused(arguments: tuple[str, ...], tmp_
 def test_an_experiment_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     """A summary without its arms MUST be refused by name, and no page be left."""
     (tmp_path / "summary.json").write_text('{"format": "gymqual.experiment-result/1"}')
-    made = run_harness("report", tmp_path)
+    made = run_gymqual("report", tmp_path)
     seen = (made.returncode, "is not whole ('arms')" in made.stderr, (tmp_path / PAGE).exists())
     assert seen == (2, True, False), explain(
         subject="gymqual report of an experiment without arms",
@@ -185,7 +185,7 @@ def test_an_experiment_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_the_committed_experiment_keeps_its_figures_on_the_page(tmp_path: Path) -> None:
     """The page of the committed experiment MUST show its held-out success and gain, as its card does."""
     folder = shutil.copytree(SAMPLE, tmp_path / "experiment")
-    made = run_harness("report", folder)
+    made = run_gymqual("report", folder)
     page = (folder / PAGE).read_text()
     missing = [
         text for text in ("0.541 [0.498, 0.584]", "0.895 [0.865, 0.918]", "+0.354", "188, 7") if text not in page
@@ -203,9 +203,9 @@ def test_a_users_settings_for_plots_change_no_page(tmp_path: Path) -> None:
     folder = shutil.copytree(SAMPLE, tmp_path / "experiment")
     settings = tmp_path / "matplotlibrc"
     settings.write_text("axes.linewidth: 3\nfont.family: serif\nlines.dash_capstyle: round\n")
-    run_harness("report", folder)
+    run_gymqual("report", folder)
     before = (folder / PAGE).read_bytes()
-    run_harness("report", folder, MATPLOTLIBRC=str(settings))
+    run_gymqual("report", folder, MATPLOTLIBRC=str(settings))
     assert (folder / PAGE).read_bytes() == before, "plots are drawn under the user's settings"
 
 
@@ -213,8 +213,8 @@ def test_two_runs_are_compared_as_a_page(run: Path, finished_run: Path, tmp_path
     """``compare --html`` MUST write what the text says, and a file that cannot be written MUST be refused by name."""
     pages.change_checks(run, lambda record, n: record.update(outcome="failed"))
     file = tmp_path / "compared.html"
-    compared = run_harness("compare", finished_run, run, "--html", file)
-    refused = run_harness("compare", finished_run, run, "--html", "/proc/none/compared.html")
+    compared = run_gymqual("compare", finished_run, run, "--html", file)
+    refused = run_gymqual("compare", finished_run, run, "--html", "/proc/none/compared.html")
     told = [line.split(": ")[0] for line in compared.stdout.splitlines() if " -> " in line]
     missing = [name for name in told if f'<th scope="row">{name}</th>' not in file.read_text()]
     seen = (compared.returncode, "Outcomes differ" in file.read_text(), bool(told), missing)

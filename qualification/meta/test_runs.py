@@ -10,7 +10,7 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.errors import NotTestable
 from gymqual.harness.records.files import ROOT
-from gymqual.qualification.support.commands import run_harness, run_pytest
+from gymqual.qualification.support.commands import run_gymqual, run_pytest
 
 pytestmark = [pytest.mark.self_test, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,7 +28,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 def _outcomes(reports: Path) -> tuple[dict[str, str], int]:
     """Return the outcome of every check of the one run in a folder, and the exit code of its verification."""
     (folder,) = reports.iterdir()
-    return {record.id: record.outcome for record in manifest.read(folder).checks}, run_harness(
+    return {record.id: record.outcome for record in manifest.read(folder).checks}, run_gymqual(
         "verify", folder
     ).returncode
 

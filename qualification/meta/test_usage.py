@@ -1,112 +1,139 @@
-"""What the commands say of themselves: --help alone is enough to use any of them."""
+"""What the console script says of itself: --help alone is enough to use any command."""
 
-import argparse
-import re
+import inspect
 import subprocess
+import sys
 from importlib import import_module
+from typing import Annotated, get_args, get_origin
 
 import pytest
+from cyclopts import Parameter
 
+from gymqual.__main__ import COMMANDS, GROUPS, HELP, main
+from gymqual.harness.cli import app
+from gymqual.harness.cli.app import Command
 from gymqual.harness.plugin.registry import explain
+from gymqual.harness.process.own import own_environment
 from gymqual.harness.records.files import ROOT
+from gymqual.qualification.support.commands import run_gymqual
 
 pytestmark = pytest.mark.self_test
 
-COMMANDS = (
-    "harness",
-    "qualification",
-    "gymqual.qualification.studies.mutation",
-    "gymqual.qualification.studies.silent_bugs",
-    *(f"trainer.{name}" for name in ("evaluate", "gym_training", "learning", "prepare", "replay_audit")),
-    *(f"trainer.{name}" for name in ("retention", "schedule", "serve", "sft", "step_profile")),
-)
+HEAVY = ("torch", "transformers", "trl", "pytest", "matplotlib", "jinja2", "hypothesis")
 
 
-def _asked(module: str, monkeypatch: pytest.MonkeyPatch) -> tuple[argparse.ArgumentParser, object]:
-    """Ask a command for help; return the parser that gave it, and the exit code."""
-    asked: list[argparse.ArgumentParser] = []
-    monkeypatch.setattr(argparse.ArgumentParser, "print_help", lambda self, file=None: asked.append(self))
-    package = not module.startswith("trainer.")
-    main = import_module(f"{module}.__main__" if package else module).main
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    return asked[0], ended.value.code
-
-
-def _with_subcommands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(each for group in groups for each in group.choices.values())]
-
-
-def _unsaid(parser: argparse.ArgumentParser) -> list[str]:
-    """Return what the help of one command lacks."""
+def _unsaid(function: object) -> list[str]:
+    """Return the options of a command that its help would not explain."""
     lacking = []
-    for action in parser._actions:
-        told = action.help or ""
-        name = "/".join(action.option_strings) or str(action.metavar or action.dest)
-        if not told:
-            lacking.append(f"{name}: no help")
-        takes_a_value = bool(action.option_strings) and action.nargs != 0
-        if takes_a_value and not re.search(r"\(required\)|\(default: .+\)", told):
-            lacking.append(f"{name}: neither a default nor (required)")
-        if takes_a_value and action.required != ("(required)" in told):
-            lacking.append(f"{name}: required or not, told otherwise")
-    ending = parser.epilog or ""
-    lacking += [
-        f"no {word!r} at the end" for word in ("example:", "-m ", "exit codes:", "  0 ", "  2 ") if word not in ending
-    ]
+    for name, parameter in inspect.signature(function).parameters.items():  # type: ignore[arg-type]
+        told = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
+        if not any(isinstance(each, Parameter) and each.help for each in told):
+            lacking.append(name)
     return lacking
 
 
-@pytest.mark.parametrize("module", COMMANDS)
-def test_help_is_enough(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--help`` MUST exit 0 and MUST tell every option, its default or need, an example and the exit codes."""
-    parser, code = _asked(module, monkeypatch)
-    lacking = {each.prog: _unsaid(each) for each in _with_subcommands(parser) if _unsaid(each)}
-    assert (code, lacking) == (0, {}), explain(
-        subject=f"python -m {module} --help",
-        expected="exit 0, nothing unsaid",
-        got=(code, lacking),
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_is_enough(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--help`` MUST exit 0 and MUST tell every option, an example and the exit codes."""
+    module, _, name = command.runs.partition(":")
+    code = main([*command.name.split(), "--help"])
+    printed = capsys.readouterr().out
+    unsaid = _unsaid(getattr(import_module(module), name))
+    ending = [line.strip() for line in command.ending.splitlines() if line.strip()]
+    missing = [line for line in ending if line not in printed]
+    assert (code, unsaid, missing) == (0, [], []), explain(
+        subject=f"gymqual {command.name} --help: exit code, options without help, lines of its ending that are missing",
+        expected=(0, [], []),
+        got=(code, unsaid, missing),
         cause="an option was added without its text",
     )
 
 
-def test_the_examples_are_of_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of a command MUST be a call of that command which its own parser takes."""
-    wrong = []
-    for module in COMMANDS:
-        with monkeypatch.context() as patched:
-            parser, _ = _asked(module, patched)
-        for each in _with_subcommands(parser):
-            line = re.search(r"-m (\S+)(.*)", each.epilog or "")
-            if line is None or line[1] != module:
-                wrong.append(f"{each.prog}: {line and line[0]}")
-            elif "--help" not in line[2]:
-                try:
-                    parser.parse_args(line[2].split())
-                except SystemExit:
-                    wrong.append(f"{each.prog}: {line[0]}")
-    assert wrong == [], explain(
-        subject="examples at the end of --help",
-        expected="each is taken by the parser that shows it",
-        got=wrong,
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_example_is_a_call_of_its_command(command: Command) -> None:
+    """The example of a command MUST be a call that its own parser takes."""
+    script = app.build("gymqual", HELP, GROUPS, {"bench": "Measure."})
+    function, bound, _ = script.parse_args(
+        [*command.name.split(), *command.example.split()], exit_on_error=False, print_error=False
+    )
+    module, _, name = command.runs.partition(":")
+    taken = (function.__module__, function.__name__)
+    assert taken == (module, name), explain(
+        subject=f"what gymqual {command.name} {command.example} calls",
+        expected=(module, name),
+        got=(*taken, bound),
         cause="an option was renamed and its example was not",
     )
 
 
+def test_help_lists_every_command_by_group_and_loads_nothing_heavy() -> None:
+    """``gymqual --help`` MUST show every group and command, and MUST NOT import what only a command needs."""
+    question = f"""
+import sys
+from gymqual.__main__ import main
+code = main(["--help"])
+print(code, sorted(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", question],
+        env=own_environment(COLUMNS="200"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    shown, _, last = ran.stdout.rstrip().rpartition("\n")
+    words = [*GROUPS, *(command.name.partition(" ")[0] for command in COMMANDS)]
+    missing = [word for word in words if word not in shown]
+    assert (last, missing) == ("0 []", []), explain(
+        subject="exit code and heavy modules of gymqual --help in a fresh process; groups and commands it lacks",
+        expected=("0 []", []),
+        got=(last, missing),
+        cause="a module of the console script imports what does a command's work",
+    )
+
+
+BAD_CALLS = {
+    "an unknown command": (["verfiy", "DIR"], "verify"),
+    "an unknown option": (["train", "CONFIG", "--polisy", "mini"], "--polisy"),
+    "a missing argument": (["train"], "CONFIG"),
+    "a missing option": (["sft"], "--out"),
+    "a word for a number": (["evaluate", "--episodes", "many"], "--episodes"),
+    "an unknown choice": (["train", "CONFIG", "--gym", "nemmo"], "nemmo"),
+    "too many arguments": (["compare", "A", "B", "C"], "C"),
+    "nothing to verify": (["verify"], "DIR"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_call_that_cannot_be_read_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a command line gets wrong MUST be named in one line of standard error, with exit code 2."""
+    arguments, named = BAD_CALLS[name]
+    code = main(arguments)
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    seen = (code, len(lines), any(named in line for line in lines), printed.out)
+    assert seen == (2, 1, True, ""), explain(
+        subject=f"gymqual {' '.join(arguments)}: exit code, lines, {named} named, standard output",
+        expected=(2, 1, True, ""),
+        got=(*seen[:3], printed),
+        cause="the library's own box or a traceback reaches the user",
+    )
+
+
 def test_help_is_printed_by_a_process() -> None:
-    """A command's help MUST come by ``python -m`` with exit code 0, and ``make help`` MUST name every goal of users."""
+    """A command's help MUST come by a process with exit code 0, and ``make help`` MUST name every goal of users."""
     told = run_gymqual("verify", "--help")
     made = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     goals = [
         goal
-        for goal in ("qualify", "qualify-gpu", "test", "test-all", "setup", "lint")
+        for goal in ("qualify", "qualify-gpu", "test", "quick", "test-all", "setup", "lint")
         if f"make {goal}" in made.stdout
     ]
-    seen = (told.returncode, "exit codes:" in told.stdout, made.returncode, len(goals))
-    assert seen == (0, True, 0, 6), explain(
+    seen = (told.returncode, "Exit codes:" in told.stdout, made.returncode, len(goals))
+    assert seen == (0, True, 0, 7), explain(
         subject="exit code and ending of gymqual verify --help; exit code of make help and goals that it names",
-        expected=(0, True, 0, 6),
+        expected=(0, True, 0, 7),
         got=(seen, goals, told.stderr, made.stderr),
         cause="the command cannot be imported, or the Makefile's head was changed",
     )

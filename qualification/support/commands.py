@@ -5,14 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gymqual.harness.process.own import own_command, own_environment
 from gymqual.harness.records.files import ROOT
 
 LIMIT_S = 240
 
 
-def run_harness(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_gymqual(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run ``gymqual`` to its end."""
-    return _run([sys.executable, "-m", "gymqual", *map(str, arguments)], environment)
+    return _run(own_command(*map(str, arguments)), {**own_environment(), **environment})
 
 
 def run_module(module: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":

@@ -109,9 +109,11 @@ def host_project(folder: Path, distribution: Path) -> HostProject:
     site = f"lib/python{sysconfig.get_python_version()}/site-packages"
     (project.environment / site / "host.pth").write_text(f"{HOST / site}\n")
     done = _run(
-        [HOST / "bin/python", "-m", "pip", "--python", project.environment / "bin/python", "--quiet", "install"]
-        # Of the oldest versions that the ranges admit, which are there.
-        + ["--disable-pip-version-check", "--no-index", "--no-build-isolation", distribution],
+        [
+            *(HOST / "bin/python", "-m", "pip", "--python", project.environment / "bin/python", "--quiet", "install"),
+            # Of the oldest versions that the ranges admit, which are there.
+            *("--disable-pip-version-check", "--no-index", "--no-build-isolation", distribution),
+        ],
         folder,
         {},
     )

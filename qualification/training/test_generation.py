@@ -10,13 +10,14 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import GenerationConfig
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.evidence import Evidence
 from gymqual.harness.plugin.registry import check, explain
 from gymqual.qualification.broken.generation import DEFECTS, SEEN_IN
 from gymqual.qualification.broken.planted import audited, stopped_by
 from gymqual.qualification.support.training.small_run import train_small
 from gymqual.trainer.audit import sampling_recorder
-from gymqual.trainer.grpo import adapter_forward, train
+from gymqual.trainer.grpo import adapter_forward
 from gymqual.trainer.grpo.trainer import GymTrainer
 from gymqual.trainer.grpo.turn_cache import TurnCache
 from gymqual.trainer.policy.loading import load_policy
@@ -283,7 +284,7 @@ def test_an_unknown_generation_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     """A configuration with another generation MUST be refused by one line that names field and choices."""
     path = tmp_path / CONFIG
     write_config(training_config("mini4", "", "nemo", 43).model_copy(update={"generation": "fast"}), path)
-    code = train.main([str(path)])
+    code = main(["train", str(path)])
     said = capsys.readouterr().err
     expected = f"gym_training: {path}: generation: Input should be 'exact' or 'cached'\n"
     assert (code, said) == (2, expected), explain(

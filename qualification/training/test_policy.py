@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gymqual.__main__ import main
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
 from gymqual.harness.plugin.evidence import Evidence
@@ -174,7 +175,7 @@ def test_the_suffix_of_a_tool_answer_is_framing_and_text_alone(mini: Policy) -> 
 @pytest.mark.timeout(900)
 def test_a_rebuilt_mini_behaves_like_the_card(tmp_path: Path) -> None:
     """A build of ``mini`` from the card's seed MUST succeed like the card, within four standard errors."""
-    assert sft.main(["--policy", "mini", "--out", str(tmp_path / "mini")]) == 0
+    assert main(["sft", "--policy", "mini", "--out", str(tmp_path / "mini")]) == 0
     rebuilt = load_policy(str(tmp_path / "mini"))
     card = figures("mini").temperature_1.success
     measured = evaluate(rebuilt, LocalGym(GermanOrders()), TASKS, Sampling(seed=3), lambda text: None).success
@@ -191,7 +192,7 @@ def test_a_rebuilt_mini_behaves_like_the_card(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_rebuilt_policy_is_the_same_to_the_byte(tmp_path: Path) -> None:
     """Two builds of ``mini4`` from one seed MUST give the committed files."""
-    assert sft.main(["--policy", "mini4", "--out", str(tmp_path / "mini4")]) == 0
+    assert main(["sft", "--policy", "mini4", "--out", str(tmp_path / "mini4")]) == 0
     built = load_policy(str(tmp_path / "mini4")).identity
     committed = load_policy("mini4").identity
     assert built.weights == committed.weights, explain(

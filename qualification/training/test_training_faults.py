@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from gymqual.__main__ import main
 from gymqual.gyms.base import Replay
 from gymqual.gyms.blocking import run_to_end
 from gymqual.gyms.german_orders import GermanOrders
@@ -23,7 +24,6 @@ from gymqual.harness.plugin.run import Run
 from gymqual.harness.records.trace import TRACE, read_trace
 from gymqual.harness.stacks.services import GymService, start_nemo, start_openenv
 from gymqual.qualification.support.training.qualified import GROUP, qualification_config, served
-from gymqual.trainer.grpo import train
 from gymqual.trainer.grpo.environment import GymEnvironment
 from gymqual.trainer.grpo.trainer import GymTrainer
 from gymqual.trainer.runs import manifest as run_manifest
@@ -176,7 +176,7 @@ def _struck(gym: str, fault: str, run: Run, patch: pytest.MonkeyPatch, strike: S
 
         patched.setattr(GymTrainer, "__init__", init)
         patched.setenv(SECRET_VARIABLE, service.secret)
-        code = train.main([str(folder / CONFIG), "--gym-url", service.server.url])
+        code = main(["train", str(folder / CONFIG), "--gym-url", service.server.url])
         if service.server.alive:
             service.server.resume()
     return {"exit code": code, **_left(folder)}

@@ -31,6 +31,7 @@ from gymqual.trainer.policy.loading import FOLDER, POLICY_HELP, Policy, load_pol
 from gymqual.trainer.policy.transcripts import render_ids, token_id
 from gymqual.trainer.runs.statistics import wilson
 
+LANGUAGES = ("de", "en")
 PROBE = FOLDER / "probe_de.tsv"
 BATCH = 25
 """Problems together; a remainder gives a smaller batch."""

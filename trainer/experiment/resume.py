@@ -1,9 +1,7 @@
 """The resume qualification of an arm: a short training, and the same stopped and continued by another process."""
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from gymqual.harness.process import reaper
+from gymqual.harness.process.own import own_command, own_environment
 from gymqual.harness.process.owner import Owner
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.files import ROOT, sha256_file
+from gymqual.harness.records.files import sha256_file
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.harness.records.run_records import Sha256
 from gymqual.harness.records.trace import TRACE, Call, Row, read_trace
@@ -105,13 +104,12 @@ def _same_ids(one: Path, other: Path) -> bool:
 
 def _train(run: Path, owner: Owner, *options: str, code: int) -> None:
     """Train in a process that ends with this one, however it ends."""
-    command = [sys.executable, "-m", "gymqual", "train", str(run / CONFIG), *options]
+    command = own_command("train", str(run / CONFIG), *options)
     log = run.with_suffix(".log")
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
-            env={**os.environ, reaper.RUN_VARIABLE: owner.nonce},
+            env=own_environment(**{reaper.RUN_VARIABLE: owner.nonce}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

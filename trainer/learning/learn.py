@@ -10,6 +10,7 @@ of ``summary.json``; the raw evidence stays in ``--work``. A stage that finished
 
 import platform
 import shutil
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,7 +176,7 @@ def _require_same(where: Path, found: dict[str, Any], due: dict[str, Any]) -> No
 
 def learn(
     named: str,
-    gyms: list[str],
+    gyms: Sequence[str],
     seed: int,
     steps: int,
     out: Path,

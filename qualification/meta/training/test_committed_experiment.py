@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT, sha256_file
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.qualification.support.training.alterations import Alteration, Change, another_outcome, in_json
 from gymqual.trainer.evaluation.evaluate import Evaluation
-from gymqual.trainer.experiment import report, schedule
+from gymqual.trainer.experiment import report
 from gymqual.trainer.experiment.card import CARD
 from gymqual.trainer.experiment.files import BASELINE, PARITY, RESUME, dev_file
 from gymqual.trainer.experiment.frozen import read_plan
@@ -212,7 +213,7 @@ def test_an_altered_experiment_is_named(alteration: str, tmp_path: Path, capsys:
     alter, named = ALTERATIONS[alteration]
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "copy"))
     alter(folder)
-    code, printed = schedule.main([str(folder), "--check"]), capsys.readouterr().out
+    code, printed = main(["experiment", str(folder), "--check"]), capsys.readouterr().out
     assert (code, named in printed) == (1, True), explain(
         subject=f"exit code and what does not hold after an alteration: {alteration}",
         expected=(1, named),

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.qualification.support.training.small_run import played_here
-from gymqual.trainer.experiment import prepare
-from gymqual.trainer.grpo import train
 from gymqual.trainer.runs.config import CONFIG, read_config
 
 pytestmark = pytest.mark.self_test
@@ -17,7 +16,7 @@ PREPARE = ["--policy", "mini4", "--gym", "openenv", "--steps", "3", "--checkpoin
 
 def test_a_prepared_run_is_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``prepare`` MUST freeze policy, gym, steps and options as given, and say where."""
-    code = prepare.main([str(tmp_path / "run"), *PREPARE])
+    code = main(["prepare", str(tmp_path / "run"), *PREPARE])
     config = read_config(tmp_path / "run" / CONFIG)
     frozen = (config.policy, config.gym, config.steps, config.checkpoint_every, config.generation)
     said = capsys.readouterr().out.startswith(f"{tmp_path / 'run' / CONFIG}: mini4 through openenv, 3 steps")
@@ -44,9 +43,9 @@ def test_what_cannot_be_frozen_is_refused(name: str, tmp_path: Path, capsys: pyt
     options, named = REFUSED[name]
     folder = tmp_path / "run"
     if not options:
-        prepare.main([str(folder), "--policy", "mini4"])
+        main(["prepare", str(folder), "--policy", "mini4"])
     before = sorted(folder.rglob("*"))
-    code = prepare.main([str(folder), "--policy", "mini4", *options])
+    code = main(["prepare", str(folder), "--policy", "mini4", *options])
     said = capsys.readouterr().err
     got = (code, named in said, len(said.splitlines()), sorted(folder.rglob("*")) == before)
     assert got == (2, True, 1, True), explain(
@@ -59,11 +58,11 @@ def test_what_cannot_be_frozen_is_refused(name: str, tmp_path: Path, capsys: pyt
 
 def test_a_dry_run_checks_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``--dry-run`` MUST load the policy, ask the gym what it is, say what would be done, and write nothing."""
-    prepare.main([str(tmp_path), *PREPARE])
+    main(["prepare", str(tmp_path), *PREPARE])
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
     with played_here():
-        code = train.main([str(tmp_path / CONFIG), "--dry-run"])
+        code = main(["train", str(tmp_path / CONFIG), "--dry-run"])
     said = capsys.readouterr()
     lines = [line.split(" ")[0] for line in said.out.splitlines()]
     got = (code, lines, said.out.rstrip().endswith("nothing was run"), sorted(tmp_path.rglob("*")) == before)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gymqual.harness.cli import main as harness_command
+from gymqual.__main__ import main
 from gymqual.harness.plugin.evidence import Evidence
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT
@@ -99,7 +99,7 @@ def test_both_arms_sampled_the_same_ids(small: CarriedOut, evidence: Evidence) -
 def test_every_training_of_an_experiment_verifies(small: CarriedOut, capsys: pytest.CaptureFixture[str]) -> None:
     """``gymqual verify`` MUST hold on every run directory, and each resume MUST have been exact."""
     runs = [small.folder / arm / run for arm in ARMS for run in (RUN, "resume/whole", "resume/part")]
-    code = harness_command.main(["verify", *map(str, runs)])
+    code = main(["verify", *map(str, runs)])
     kinds = {arm: small.summary.arms[arm].resume for arm in ARMS}
     printed = capsys.readouterr().out
     seen = (code, printed.count("held    training again"), kinds)

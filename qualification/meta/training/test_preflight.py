@@ -11,13 +11,11 @@ import trl
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.errors import HarnessError
-from gymqual.trainer.evaluation import evaluate, retention
-from gymqual.trainer.learning import learn
 from gymqual.trainer.policy import sft
 from gymqual.trainer.policy.loading import FOLDER, load_policy, preflight
-from gymqual.trainer.serving import serve
 
 pytestmark = [pytest.mark.self_test, pytest.mark.cpu_qualification]
 
@@ -115,29 +113,29 @@ def test_a_template_is_judged_by_what_it_keeps(name: str) -> None:
 
 
 COMMANDS = {
-    "unknown policy": (evaluate.main, ["--policy", "maxi"], "--policy maxi"),
-    "unconsumed test split": (evaluate.main, ["--split", "test"], "--consume-test"),
-    "no episodes": (evaluate.main, ["--episodes", "0"], "--episodes 0"),
-    "a URL for no service": (evaluate.main, ["--gym-url", "http://127.0.0.1:1"], "leave one of them out"),
-    "a URL that is none": (evaluate.main, ["--gym", "nemo", "--gym-url", "localhost:1"], "write it like http://"),
-    "no threads": (evaluate.main, ["--threads", "0"], "--threads 0"),
-    "an adapter that is none": (evaluate.main, ["--policy", "mini4", "--adapter", "nowhere"], "--adapter nowhere"),
-    "a seed below zero": (sft.main, ["--out", "nowhere", "--seed", "-1"], "--seed -1"),
-    "a result that is none": (evaluate.main, ["--against", "README.md"], "--against README.md"),
-    "steps of a fixed recipe": (sft.main, ["--out", "nowhere", "--steps", "3"], "--steps: mini is built"),
-    "no steps": (sft.main, ["--policy", "smollm2", "--out", "nowhere", "--steps", "0"], "--steps 0 must be"),
-    "an unknown policy to serve": (serve.main, ["--policy", "maxi", "--port", "18999"], "mini, mini4, smollm2 nor"),
-    "a port that does not exist": (serve.main, ["--port", "70000"], "port 70000 does not exist"),
-    "no threads to serve with": (serve.main, ["--port", "18999", "--threads", "0"], "--threads 0"),
-    "a folder that exists": (sft.main, ["--out", "trainer"], "--out trainer exists"),
-    "problems without answers": (retention.main, ["--data", "README.md"], "line 1 is not a question"),
-    "no problems": (retention.main, ["--data", "nowhere.tsv"], "--data nowhere.tsv"),
-    "no steps to learn in": (learn.main, ["--out", "nowhere", "--steps", "0"], "--steps 0: "),
-    "a training seed below zero": (learn.main, ["--out", "nowhere", "--seed", "-1"], "--seed -1: "),
-    "an unknown policy to train": (learn.main, ["--out", "nowhere", "--policy", "maxi"], "--policy maxi"),
-    "a gym named twice": (learn.main, ["--out", "nowhere", "--gyms", "nemo", "nemo"], "names a gym twice"),
-    "a file as the result's folder": (learn.main, ["--out", "README.md"], "--out README.md is no folder"),
-    "a folder of other files": (learn.main, ["--out", "requirements"], "--out: requirements/harness.in would"),
+    "unknown policy": ("evaluate", ["--policy", "maxi"], "--policy maxi"),
+    "unconsumed test split": ("evaluate", ["--split", "test"], "--consume-test"),
+    "no episodes": ("evaluate", ["--episodes", "0"], "--episodes 0"),
+    "a URL for no service": ("evaluate", ["--gym-url", "http://127.0.0.1:1"], "leave one of them out"),
+    "a URL that is none": ("evaluate", ["--gym", "nemo", "--gym-url", "localhost:1"], "write it like http://"),
+    "no threads": ("evaluate", ["--threads", "0"], "--threads 0"),
+    "an adapter that is none": ("evaluate", ["--policy", "mini4", "--adapter", "nowhere"], "--adapter nowhere"),
+    "a seed below zero": ("sft", ["--out", "nowhere", "--seed", "-1"], "--seed -1"),
+    "a result that is none": ("evaluate", ["--against", "README.md"], "--against README.md"),
+    "steps of a fixed recipe": ("sft", ["--out", "nowhere", "--steps", "3"], "--steps: mini is built"),
+    "no steps": ("sft", ["--policy", "smollm2", "--out", "nowhere", "--steps", "0"], "--steps 0 must be"),
+    "an unknown policy to serve": ("serve-policy", ["--policy", "maxi", "--port", "18999"], "mini, mini4, smollm2 nor"),
+    "a port that does not exist": ("serve-policy", ["--port", "70000"], "port 70000 does not exist"),
+    "no threads to serve with": ("serve-policy", ["--port", "18999", "--threads", "0"], "--threads 0"),
+    "a folder that exists": ("sft", ["--out", "trainer"], "--out trainer exists"),
+    "problems without answers": ("retention", ["--data", "README.md"], "line 1 is not a question"),
+    "no problems": ("retention", ["--data", "nowhere.tsv"], "--data nowhere.tsv"),
+    "no steps to learn in": ("learn", ["--out", "nowhere", "--steps", "0"], "--steps 0: "),
+    "a training seed below zero": ("learn", ["--out", "nowhere", "--seed", "-1"], "--seed -1: "),
+    "an unknown policy to train": ("learn", ["--out", "nowhere", "--policy", "maxi"], "--policy maxi"),
+    "a gym named twice": ("learn", ["--out", "nowhere", "--gyms", "nemo", "nemo"], "names a gym twice"),
+    "a file as the result's folder": ("learn", ["--out", "README.md"], "--out README.md is no folder"),
+    "a folder of other files": ("learn", ["--out", "requirements"], "--out: requirements/harness.in would"),
 }
 
 
@@ -145,10 +143,10 @@ COMMANDS = {
 def test_a_command_refuses_bad_input_in_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A command MUST name the option and the fix, and MUST NOT exit with 0."""
     command, arguments, named = COMMANDS[name]
-    code = command(arguments)
+    code = main([command, *arguments])
     said = capsys.readouterr().err
     assert (code, named in said, "Traceback" in said) == (2, True, False), explain(
-        subject=f"{command.__module__} {' '.join(arguments)}",
+        subject=f"gymqual {command} {' '.join(arguments)}",
         expected=(2, named),
         got=(code, said),
         cause="the input is used before it is checked",

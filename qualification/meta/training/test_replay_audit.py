@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gymqual.harness.cli import main as harness_command
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT
 from gymqual.harness.records.manifest import MANIFEST
@@ -161,14 +161,14 @@ def test_a_manifest_in_another_form_is_named(run: Dump) -> None:
 def test_the_command_tells_held_broken_and_unreadable(
     run: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = audit.main([str(run.folder)])
+    held = main(["replay", str(run.folder)])
     a_reward(run)
     run.write()
-    broken = audit.main([str(run.folder)])
+    broken = main(["replay", str(run.folder)])
     printed = capsys.readouterr().out
     (run.folder / TRACE).write_text("{}\n")
-    unreadable = [audit.main([str(run.folder)]), audit.main([str(tmp_path)])]
-    wrong_policy = audit.main([str(run.folder), "--policy", str(tmp_path)])
+    unreadable = [main(["replay", str(run.folder)]), main(["replay", str(tmp_path)])]
+    wrong_policy = main(["replay", str(run.folder), "--policy", str(tmp_path)])
 
     assert (held, broken, unreadable, wrong_policy) == (0, 1, [2, 2], 2)
     assert "BROKEN  rewards: rollout 0: shaped reward" in printed
@@ -234,12 +234,12 @@ def test_a_checkpoint_of_another_training_is_named(tmp_path: Path) -> None:
 
 
 def test_harness_verify_hands_a_training_run_to_the_replay_audit(run: Dump, capsys: pytest.CaptureFixture[str]) -> None:
-    held = harness_command.main(["verify", str(run.folder)])
+    held = main(["verify", str(run.folder)])
     a_token_total(run)
     run.write()
-    broken = harness_command.main(["verify", str(run.folder)])
+    broken = main(["verify", str(run.folder)])
     (run.folder / TRACE).unlink()
-    unreadable = harness_command.main(["verify", str(run.folder)])
+    unreadable = main(["verify", str(run.folder)])
 
     printed = capsys.readouterr()
     assert (held, broken, unreadable) == (0, 1, 2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import readable_json
 from gymqual.harness.records.manifest import MANIFEST
@@ -23,7 +24,7 @@ from gymqual.qualification.support.training.small_experiment import (
 )
 from gymqual.qualification.support.training.small_run import played_here
 from gymqual.trainer.audit.attach import Audit
-from gymqual.trainer.experiment import report, resume, schedule
+from gymqual.trainer.experiment import report, resume
 from gymqual.trainer.experiment.card import CARD
 from gymqual.trainer.experiment.curves import draw
 from gymqual.trainer.experiment.files import BASELINE, LOOKS, RUN, TEST, dev_file, selected
@@ -248,7 +249,7 @@ def test_status_shows_what_is_done_and_left(plan: Freeze, tmp_path: Path, capsys
     folder = plan(tmp_path / "e")
     scheduled(folder)
     (folder / BASELINE / TEST).unlink()
-    code = schedule.main([str(folder), "--status"])
+    code = main(["experiment", str(folder), "--status"])
     said = capsys.readouterr().out
     seen = (
         code,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, readable_json, sha256_file
@@ -18,7 +19,7 @@ from gymqual.harness.stacks import device
 from gymqual.qualification.support.training.small_experiment import QUIET, Freeze, refusal, two_steps
 from gymqual.qualification.support.training.small_run import played_here
 from gymqual.trainer.evaluation import retention
-from gymqual.trainer.experiment import frozen, prepare, report, schedule
+from gymqual.trainer.experiment import frozen, report, schedule
 from gymqual.trainer.experiment.files import RUN
 from gymqual.trainer.experiment.frozen import PLAN, PROTOCOL, read_plan
 from gymqual.trainer.grpo import train
@@ -207,7 +208,7 @@ def test_bad_input_to_prepare_is_refused(
 ) -> None:
     """Bad input MUST be refused with one sentence that names it, and nothing be written."""
     monkeypatch.chdir(tmp_path)
-    code = prepare.main(arguments)
+    code = main(["prepare", *arguments])
     said, written = capsys.readouterr().err, sorted(path.name for path in tmp_path.rglob("*"))
     seen = (code, due in said, len(said.splitlines()), written)
     assert seen == (2, True, 1, []), explain(
@@ -224,7 +225,7 @@ def test_an_experiment_is_frozen_in_an_empty_folder(
 ) -> None:
     """A folder that holds something of somebody MUST be refused by ``prepare``, and nothing be written."""
     (tmp_path / name).write_text("mine")
-    code = prepare.main(["--experiment", str(tmp_path), "--policy", "mini4"])
+    code = main(["prepare", "--experiment", str(tmp_path), "--policy", "mini4"])
     seen = (code, "name an empty folder" in capsys.readouterr().err, [path.name for path in tmp_path.iterdir()])
     assert seen == (2, True, [name])
 
@@ -245,7 +246,7 @@ def test_a_frozen_experiment_is_not_frozen_again(
     """A folder that holds an experiment MUST be refused, and its plan stay the same bytes."""
     folder = plan(tmp_path / "e")
     before = sha256_file(folder / PLAN)
-    code = prepare.main(["--experiment", str(folder), "--policy", "mini4"])
+    code = main(["prepare", "--experiment", str(folder), "--policy", "mini4"])
     assert (
         code,
         "exists; a frozen experiment is not frozen again" in capsys.readouterr().err,

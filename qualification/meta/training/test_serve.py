@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 
+from gymqual.__main__ import main
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
 from gymqual.harness.plugin.registry import explain
@@ -17,7 +18,6 @@ from gymqual.harness.plugin.run import Run
 from gymqual.harness.stacks.policy_server import start_policy
 from gymqual.trainer.policy.loading import Policy
 from gymqual.trainer.policy.transcripts import render_ids, tool_schemas
-from gymqual.trainer.serving import serve
 
 pytestmark = pytest.mark.cpu_qualification
 
@@ -195,7 +195,7 @@ def test_a_taken_port_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         port = stranger.getsockname()[1]
-        code = serve.main(["--policy", "mini", "--port", str(port)])
+        code = main(["serve-policy", "--policy", "mini", "--port", str(port)])
     said = capsys.readouterr().err
     assert (code, f"port {port} is taken" in said, said.count("\n")) == (2, True, 1), explain(
         subject="serving on a taken port",

@@ -11,8 +11,8 @@ from rich.console import Console
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.files import ROOT
 from gymqual.qualification.broken.trainers import CATALOGUE
-from gymqual.qualification.studies.silent_bugs import __main__ as command
 from gymqual.qualification.studies.silent_bugs import drawing, page, trainings
+from gymqual.qualification.studies.silent_bugs import study as command
 from gymqual.qualification.studies.silent_bugs.clean_runs import CLEAN
 from gymqual.qualification.studies.silent_bugs.evidence import seen
 from gymqual.qualification.studies.silent_bugs.result import SilentBugs, Study
@@ -62,7 +62,7 @@ def test_the_committed_measurements_are_of_the_whole_catalogue(committed: Silent
 
 def test_the_committed_figures_meet_their_goals(committed: SilentBugs) -> None:
     """At least 95 % of the bugs MUST be found within four steps, and no clean training accused."""
-    missed = [figure for figure in command.figures(committed) if figure["value"] > figure["bound"]]
+    missed = [figure for figure in command.figures(committed) if not figure.met]
     assert missed == [], explain(
         subject="figures of the committed table that miss their goal",
         expected=[],

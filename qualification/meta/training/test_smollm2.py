@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from gymqual.__main__ import main
 from gymqual.gyms.german_orders import GermanOrders
 from gymqual.gyms.local import LocalGym
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.errors import HarnessError
 from gymqual.trainer.evaluation.evaluate import evaluate
 from gymqual.trainer.evaluation.rollout import Sampling
-from gymqual.trainer.policy import sft, smollm2, transcripts
+from gymqual.trainer.policy import smollm2, transcripts
 from gymqual.trainer.policy.loading import Policy, load_policy
 
 pytestmark = pytest.mark.cpu_qualification
@@ -97,7 +98,7 @@ def test_half_a_conversion_is_never_taken(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.timeout(1800)
 def test_tuned_it_solves_what_it_could_not(policy: Policy, tmp_path: Path) -> None:
     """24 steps of supervised training MUST lead from no success to some, on 16 dev tasks at temperature 1."""
-    assert sft.main(["--policy", "smollm2", "--out", str(tmp_path / "tuned")]) == 0
+    assert main(["sft", "--policy", "smollm2", "--out", str(tmp_path / "tuned")]) == 0
     tasks = [f"v1/dev/0/{index}" for index in range(16)]
     solved = [
         evaluate(each, LocalGym(GermanOrders()), tasks, Sampling(), lambda text: None).solved

@@ -70,11 +70,11 @@ def test_a_folder_without_a_whole_run_is_not_classified(tmp_path: Path, content:
 
 
 def test_a_folder_that_pytest_would_take_for_tests_is_refused(tmp_path: Path) -> None:
-    """``--reports DIR`` that leaves the project's own settings unread MUST be refused, ``--reports=DIR`` MUST work."""
-    refused = run_pytest("--markers", "--reports", tmp_path)
+    """``--gymqual-reports DIR`` that leaves a project its settings unread MUST be refused, ``--reports=DIR`` work."""
+    refused = run_pytest("--markers", "--gymqual-reports", tmp_path)
     accepted = run_pytest("--markers", f"--reports={tmp_path}")
     assert accepted.returncode == 0, accepted.stderr
-    _assert_refused(refused, f"--reports {tmp_path}", f"write --reports={tmp_path}", code=4)
+    _assert_refused(refused, f"--gymqual-reports {tmp_path}", f"write --gymqual-reports={tmp_path}", code=4)
 
 
 def test_an_unwritable_reports_folder_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_checks_of_a_mutant_see_this_mutant_and_leave_nothing(tmp_path: Path) ->
     (tmp_path / "product.py").write_text(ENDS["unchanged"][0])
     (tmp_path / "test_product.py").write_text(CHECKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = ["test_product.py", "-p", "no:gymqual.harness.plugin.hooks", "-p", "no:cacheprovider"]
+    command = ["test_product.py", "-p", "no:gymqual.plugin", "-p", "no:cacheprovider"]
     tasks = [
         json.dumps(
             {"module": "product.py", "content": content, "commands": [command], "limit_s": 8, "log": f"{number}.log"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records.errors import HarnessError, NotTestable
 from gymqual.harness.records.manifest import read
 from gymqual.harness.stacks import environments, specs
-from gymqual.qualification import verifiers
 from gymqual.qualification.support.commands import run_pytest
 
 pytestmark = pytest.mark.self_test
@@ -64,9 +64,10 @@ def test_owns_several():
 def test_only_a_checks_own_assertion_counts_as_flagged(tmp_path: Path) -> None:
     """With ``--broken`` an assertion of the check MUST count as flagged; passing or any other end MUST NOT."""
     (tmp_path / "test_demo.py").write_text(PROJECT)
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["gymqual.harness.plugin.hooks"]\n')
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    run_pytest("--broken", "--reports", tmp_path / "reports", "--rootdir", tmp_path, tmp_path / "test_demo.py")
+    run_pytest(
+        "--gymqual-broken", "--gymqual-reports", tmp_path / "reports", "--rootdir", tmp_path, tmp_path / "test_demo.py"
+    )
     (folder,) = (tmp_path / "reports").iterdir()
     outcomes = {f"{record.id} {record.defect}": record.outcome for record in read(folder).checks}
     expected = {
@@ -121,7 +122,7 @@ def test_fewer_checks_than_registered_are_no_qualification(tmp_path: Path) -> No
 NEEDS_DATA = """
 import pytest
 
-@pytest.mark.needs_data("GYMQUAL_DEMO")
+@pytest.mark.gymqual_needs_data("GYMQUAL_DEMO")
 def test_demo_data():
     pass
 
@@ -136,7 +137,7 @@ def test_without_data():
         ("test_demo.py", (), {}, 1),
         ("test_demo.py", (), {"GYMQUAL_DEMO": "/somewhere"}, 2),
         ("test_demo.py", ("-k", "demo_data"), {}, 1),
-        ("test_demo.py", ("-m", "needs_data"), {}, 1),
+        ("test_demo.py", ("-m", "gymqual_needs_data"), {}, 1),
         ("test_demo.py::test_demo_data", (), {}, 1),
         ("test_demo.py", ("-k", "other"), {}, 0),
     ],
@@ -146,9 +147,10 @@ def test_a_check_without_its_data_is_left_out_unless_named(
 ) -> None:
     """A check whose data variable is not set MUST be deselected, but selected where it is asked for by name."""
     (tmp_path / "test_demo.py").write_text(NEEDS_DATA)
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["gymqual.harness.plugin.hooks"]\n')
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    listed = run_pytest("--collect-only", "--rootdir", tmp_path, tmp_path / where, *arguments, **environment).stdout
+    awake = f"--gymqual-reports={tmp_path / 'reports'}"
+    ran = run_pytest("--collect-only", awake, "--rootdir", tmp_path, tmp_path / where, *arguments, **environment)
+    listed = ran.stdout
     assert listed.count("test_demo.py::") == collected, explain(
         subject=f"checks collected of {where} with {arguments} and {environment}",
         expected=collected,
@@ -159,7 +161,7 @@ def test_a_check_without_its_data_is_left_out_unless_named(
 
 def test_optional_checks_are_not_demanded() -> None:
     """A run without the optional checks of a gym MUST NOT lack their records, and MUST lack those of all others."""
-    demanded = selection.documented("verifiers", verifiers.__name__)
+    demanded = selection.documented("verifiers", import_module("qualification.verifiers").__name__)
     assert demanded == {f"VF-S-0{number}" for number in range(1, 8)}, explain(
         subject="checks of the Verifiers gym that every run of one of them must have a record of",
         expected="VF-S-01 to VF-S-07",

@@ -166,10 +166,9 @@ class PytestRun:
 def throw_away_project(folder: Path, test: str, *options: str) -> PytestRun:
     """Run one test of ``throwaway.py`` in a project of its own."""
     copy2(Path(__file__).with_name("throwaway.py"), folder / "test_throwaway.py")
-    (folder / "conftest.py").write_text('pytest_plugins = ["gymqual.harness.plugin.hooks"]\n', encoding="utf-8")
     # An own root, so that no option of a project further up applies.
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n", encoding="utf-8")
-    arguments = ("--reports", "reports", *options, f"test_throwaway.py::{test}")
+    arguments = ("--gymqual-reports", "reports", *options, f"test_throwaway.py::{test}")
     return PytestRun(folder, folder / "output.txt", *arguments)
 
 

@@ -31,12 +31,12 @@ def fork_child() -> int:
 
 
 @pytest.fixture(params=["polite", "deaf"])
-def server(run: Run, request: pytest.FixtureRequest) -> Server:
+def server(gymqual_run: Run, request: pytest.FixtureRequest) -> Server:
     """A server that is nobody's to stop, told of in ``started.json``."""
-    started = start_tiny(run.owner, run.folder / run.mine("servers"), request.param)
+    started = start_tiny(gymqual_run.owner, gymqual_run.folder / gymqual_run.mine("servers"), request.param)
     daemon = ask(started)["daemon"]
     told = {
-        "nonce": run.owner.nonce,
+        "nonce": gymqual_run.owner.nonce,
         "tester": os.getpid(),
         "pids": [started.pid, daemon["pid"]],
         "ports": [started.port, daemon["port"]],

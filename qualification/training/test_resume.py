@@ -7,11 +7,10 @@ step, so that two equal traces are two equal runs; adapter and optimizer are com
 import json
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from gymqual.harness.plugin.registry import check, explain
 from gymqual.harness.plugin.run import Run
 from gymqual.harness.records.divergence import first_difference
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.files import ROOT, readable_json
+from gymqual.harness.records.files import readable_json
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.harness.records.trace import TRACE
 from gymqual.qualification.support.training.qualified import qualification_config, require_device, served
 from gymqual.qualification.support.training.small_run import train_locally
+from gymqual.qualification.support.training.warm import WarmCommand
 from gymqual.trainer.grpo.trainer import GymTrainer
 from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.replay import audit
@@ -100,7 +100,7 @@ def test_a_continued_run_is_the_uninterrupted_one(device: str, tmp_path: Path, e
     )
 
 
-KILLS: list[tuple[str, int, int, dict[str, Any]]] = [
+KILLS: list[tuple[str, signal.Signals, int, dict[str, Any]]] = [
     ("nemo", signal.SIGKILL, 2, {"num_iterations": 2}),
     ("openenv", signal.SIGTERM, 3, {"gradient_accumulation": 2}),
 ]
@@ -111,20 +111,19 @@ KILLS: list[tuple[str, int, int, dict[str, Any]]] = [
     ("gym", "number", "step", "settings"), [pytest.param(*kill, marks=pytest.mark.gym(kill[0])) for kill in KILLS]
 )
 def test_a_killed_process_is_continued_by_another(
-    gym: str, number: int, step: int, settings: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
+    gym: str, number: signal.Signals, step: int, settings: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training process that is killed MUST be continued by another to the uninterrupted run's bytes, and audited."""
     name = f"resume-{gym}-{signal.Signals(number).name}"
     folders = [run.folder / "training" / run.mine(f"{name}-{part}") for part in ("whole", "part")]
     config = qualification_config(gym, "mini4", steps=STEPS, checkpoint_every=1, **settings)
     with served(gym, run, name) as service:
-        monkeypatch.setenv(SECRET_VARIABLE, service.secret)
         for folder in folders:
             folder.mkdir(parents=True)
             write_config(config, folder / CONFIG)
-        command = [sys.executable, "-m", "gymqual", "train", "--gym-url", service.server.url]
+        command = partial(WarmCommand, "train", "--gym-url", service.server.url, **{SECRET_VARIABLE: service.secret})
         codes = [_ended(command, folders[0]), _killed(command, folders[1], number, step)]
-        codes.append(_ended([*command, "--resume"], folders[1]))
+        codes.append(_ended(partial(command, "--resume"), folders[1]))
     broken = audit.audit(folders[1]).broken
     seen = (codes[0], codes[2], differences(folders[0], folders[1], STEPS), broken)
     assert seen == (0, 0, [], False), explain(
@@ -135,16 +134,17 @@ def test_a_killed_process_is_continued_by_another(
     )
 
 
-def _ended(command: list[str], folder: Path) -> int:
-    return subprocess.run([*command, str(folder / CONFIG)], cwd=ROOT, capture_output=True, timeout=300).returncode
+def _ended(command: Callable[..., WarmCommand], folder: Path) -> int:
+    with command(folder / CONFIG) as process:
+        return process.wait()
 
 
-def _killed(command: list[str], folder: Path, number: int, step: int) -> int:
+def _killed(command: Callable[..., WarmCommand], folder: Path, number: signal.Signals, step: int) -> int:
     """Start a training and kill it once it has the checkpoint of a step; return how it ended."""
-    with subprocess.Popen([*command, str(folder / CONFIG)], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with command(folder / CONFIG) as process:
         until = time.monotonic() + 240
         while not checkpoints.folder_of(folder, step).is_dir():
-            assert process.poll() is None, f"the training ended by itself with {process.returncode}"
+            assert process.poll() is None, f"the training ended by itself with {process.poll()}"
             assert time.monotonic() < until, f"no checkpoint of step {step} within 240 s"
             time.sleep(0.02)
         process.send_signal(number)

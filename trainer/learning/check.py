@@ -49,7 +49,7 @@ def _altered(path: Path, told: Arm) -> str:
     return "" if sha256_file(path) == told.files.get(path.name) else "sha256 is another one"
 
 
-def strangers_in(folder: Path, gyms: list[str]) -> list[str]:
+def strangers_in(folder: Path, gyms: Sequence[str]) -> list[str]:
     """Return the files of a result's folder that no result of these gyms has."""
     known = {SUMMARY, CARD, *(f"{gym}/{name}" for gym in gyms for name in FILES)}
     found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())

@@ -72,8 +72,8 @@ def test_a_usable_gpu_is_described() -> None:
 
 
 def test_bf16_trains_and_replays_on_the_cpu(tmp_path: Path) -> None:
-    """What a GPU run trains, mini in BF16 for eight steps, MUST complete on the CPU, in its bands, and be replayed."""
-    made = training_config("mini", load_policy("mini").identity.weights, "nemo", 43)
+    """What a GPU run trains, mini in BF16, here four steps, MUST complete on the CPU, in its bands, and be replayed."""
+    made = training_config("mini", load_policy("mini").identity.weights, "nemo", 43, 4)
     config = TrainingConfig.model_validate({**made.model_dump(exclude={"bands"}), "precision": "bf16"})
     run = train_locally(config, tmp_path)
     broken = [line for line in audit.audit(tmp_path).lines if line.startswith("BROKEN")]

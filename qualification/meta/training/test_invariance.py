@@ -14,11 +14,13 @@ from gymqual.qualification.support.training.invariance import (
     adapted,
     apart,
     gradient,
+    main,
     name_of,
     write_batch,
 )
-from gymqual.qualification.support.training.processes import PROCESSES, torchrun
+from gymqual.qualification.support.training.processes import PROCESSES
 from gymqual.qualification.support.training.small_run import train_small
+from gymqual.qualification.support.training.warm import run_warm
 from gymqual.trainer.audit import grpo_oracle
 from gymqual.trainer.audit.grpo_oracle import TrainedRow
 
@@ -59,7 +61,7 @@ def in_two(batch: list[Frozen], tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A folder that holds the gradients that two processes come to."""
     folder = tmp_path_factory.mktemp("gradients")
     write_batch(batch, folder / "batch.json")
-    ended = torchrun("gymqual.qualification.support.training.invariance", folder / "batch.json", folder)
+    ended = run_warm(folder / "batch.json", folder, processes=PROCESSES, entry=main)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return folder
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 ARMS = ("nemo", "openenv")
 PREPARE = [sys.executable, "-m", "gymqual", "prepare", "--seed", "43", "--arms", *ARMS, "--experiment"]
-SMALL = ["--steps", "16", "--policy", "mini4", "--dev-episodes", "32", "--test-episodes", "64"]
+SMALL = ["--steps", "8", "--policy", "mini4", "--dev-episodes", "16", "--test-episodes", "32"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class CarriedOut:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> CarriedOut:
-    """An experiment of 16 steps through both gyms' real services, killed amid the first training."""
-    return carried_out(tmp_path_factory.mktemp("experiment") / "small", [*SMALL, "--retention-problems", "20"], 300)
+    """An experiment of 8 steps through both gyms' real services, killed amid the first training."""
+    return carried_out(tmp_path_factory.mktemp("experiment") / "small", [*SMALL, "--retention-problems", "5"], 300)
 
 
 def carried_out(folder: Path, options: list[str], limit_s: float) -> CarriedOut:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from gymqual.__main__ import main
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.files import ROOT
 from gymqual.harness.records.manifest import PAGE
 from gymqual.harness.records.trace import TRACE
 from gymqual.harness.report import comparison, document
-from gymqual.harness.report.pages import write
 from gymqual.qualification.support import browser, pages
 
 pytestmark = [pytest.mark.self_test, pytest.mark.filterwarnings("ignore")]
@@ -32,7 +32,9 @@ def made(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     samples = {name: folder / name for name in ("experiment", "silent-bugs", "throughput")}
     for name, path in samples.items():
         shutil.copytree(ROOT / "reports" / "sample" / name, path)
-    written = [write(path) for path in (training, *samples.values())]
+    folders = (training, *samples.values())
+    assert main(["report", *map(str, folders)]) == 0
+    written = [path / PAGE for path in folders]
     return dict(zip(KINDS, (trained_run / PAGE, written[0], compared, *written[1:]), strict=True))
 
 

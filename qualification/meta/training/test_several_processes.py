@@ -1,7 +1,7 @@
 """Several processes: torchrun's processes train one policy on one batch, and stop together."""
 
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 from gymqual.harness.plugin.registry import explain
 from gymqual.harness.plugin.run import Run
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.files import ROOT
-from gymqual.qualification.broken.processes import DEFECTS
-from gymqual.qualification.support.training.processes import torchrun
+from gymqual.qualification.broken.processes import DEFECTS, main
+from gymqual.qualification.support.training.processes import torchrun_itself
+from gymqual.qualification.support.training.warm import run_warm
 from gymqual.trainer.policy.loading import load_policy
 from gymqual.trainer.replay import audit
 from gymqual.trainer.runs import manifest as run_manifest
@@ -33,7 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
     "in the second epoch": {"tasks": POOL, "repeat_pool": True, "shuffle": True},
 }
 """Where a run is when it is stopped after three steps."""
-WORKER = "gymqual.qualification.broken.processes"
+
+
+def torchrun(defect: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Train in two processes under torchrun's agent, with a defect planted in them."""
+    return run_warm(*arguments, processes=2, entry=partial(main, defect))
 
 
 def prepared(folder: Path, policy: str = "mini4", **settings: Any) -> Path:
@@ -48,7 +52,7 @@ def prepared(folder: Path, policy: str = "mini4", **settings: Any) -> Path:
 @pytest.mark.parametrize("defect", [pytest.param(name, marks=() if name in QUICK else SLOW) for name in DEFECTS])
 def test_what_goes_wrong_in_one_process_stops_all(defect: str, tmp_path: Path) -> None:
     """A fault of one process MUST end all of them with its reason in the manifest; without one, all complete."""
-    ended = torchrun(WORKER, defect, prepared(tmp_path))
+    ended = torchrun(defect, prepared(tmp_path))
     outcome = run_manifest.read(tmp_path).outcome if (tmp_path / MANIFEST).is_file() else ended.stderr[-2000:]
     reason = DEFECTS[defect][1]
     seen, expected = (reason in outcome, ended.returncode == 0), (True, defect == "nothing")
@@ -62,7 +66,7 @@ def test_what_goes_wrong_in_one_process_stops_all(defect: str, tmp_path: Path) -
 
 def test_no_process_takes_a_step_that_another_refuses(tmp_path: Path) -> None:
     """A step that one process refuses MUST be taken by none: here the third, the first that has a gradient."""
-    ended = torchrun(WORKER, "one_gradient_is_clipped_otherwise", prepared(tmp_path))
+    ended = torchrun("one_gradient_is_clipped_otherwise", prepared(tmp_path))
     seen = [ended.stderr.count(f"process {rank} takes a step") for rank in range(2)]
     assert seen == [2, 2], explain(
         subject="steps taken by each process, of which the second refuses the third",
@@ -74,7 +78,7 @@ def test_no_process_takes_a_step_that_another_refuses(tmp_path: Path) -> None:
 
 def test_one_process_derives_what_two_trained(tmp_path: Path) -> None:
     """Gradients and weights of two processes MUST be those of one on the same rollouts, and all else MUST be held."""
-    ended = torchrun(WORKER, "nothing", prepared(tmp_path, groups_per_step=2, gradient_accumulation=2))
+    ended = torchrun("nothing", prepared(tmp_path, groups_per_step=2, gradient_accumulation=2))
     broken = [line for line in audit.audit(tmp_path).lines if line.startswith("BROKEN")]
     seen = (ended.returncode, run_manifest.read(tmp_path).processes, broken)
     assert seen == (0, 2, []), explain(
@@ -91,9 +95,9 @@ def test_two_processes_go_on_exactly(case: str, tmp_path: Path) -> None:
     """A run of two processes that is stopped and goes on MUST leave the bytes of one that was not."""
     whole, part = tmp_path / "whole", tmp_path / "part"
     settings = {"checkpoint_every": 1, **CASES[case]}
-    ended = [torchrun(WORKER, "nothing", prepared(whole, **settings)).returncode]
-    torchrun(WORKER, "nothing", prepared(part, **settings), "--stop-after", "3")
-    ended.append(torchrun(WORKER, "nothing", part / CONFIG, "--resume").returncode)
+    ended = [torchrun("nothing", prepared(whole, **settings)).returncode]
+    torchrun("nothing", prepared(part, **settings), "--stop-after", "3")
+    ended.append(torchrun("nothing", part / CONFIG, "--resume").returncode)
     seen = (ended, differences(whole, part, STEPS))
     assert seen == ([0, 0], []), explain(
         subject=f"(exit codes, differences) of a continued run of two processes, {case}",
@@ -105,9 +109,8 @@ def test_two_processes_go_on_exactly(case: str, tmp_path: Path) -> None:
 
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     """A run MUST NOT be continued by another number of processes than has begun it."""
-    torchrun(WORKER, "nothing", prepared(tmp_path, checkpoint_every=1), "--stop-after", "1")
-    command = [sys.executable, "-m", "gymqual", "train", tmp_path / CONFIG, "--resume"]
-    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    torchrun("nothing", prepared(tmp_path, checkpoint_every=1), "--stop-after", "1")
+    alone = run_warm("train", tmp_path / CONFIG, "--resume")
     seen = (alone.returncode, "processes was 2, is 1" in alone.stderr.splitlines()[-1])
     assert seen == (2, True), explain(
         subject="(exit code, both numbers named) of one process that goes on where two were",
@@ -119,8 +122,8 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     """Rollouts that are no equal parts MUST be refused by every process, in one line, before anything is written."""
-    ended = torchrun(WORKER, "nothing", prepared(tmp_path, group_size=3))
-    said = [line for line in ended.stderr.splitlines() if line.startswith("gym_training: ")]
+    ended = torchrun("nothing", prepared(tmp_path, group_size=3))
+    said = [line for line in ended.stderr.splitlines() if line.startswith("gymqual train: ")]
     seen = (ended.returncode, len(said), all("change groups_per_step" in line for line in said), _names(tmp_path))
     assert seen == (1, 2, True, [CONFIG]), explain(
         subject="(exit code, lines, fix named in each, files) of three rollouts in two processes",
@@ -135,7 +138,7 @@ def test_a_step_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
 def test_a_qualification_in_two_processes(run: Run, tmp_path: Path) -> None:
     """Two processes MUST train mini through one NeMo service, share its sessions, and be replayed by one process."""
     run.stack("nemo")
-    ended = torchrun("gymqual.trainer.grpo.train", prepared(tmp_path, "mini", steps=8, checkpoint_every=4))
+    ended = torchrun_itself("-m", "gymqual", "train", prepared(tmp_path, "mini", steps=8, checkpoint_every=4))
     broken = [line for line in audit.audit(tmp_path).lines if line.startswith("BROKEN")]
     made = run_manifest.read(tmp_path)
     seen = (ended.returncode, made.outcome, made.processes, made.tensors and made.tensors.changed, broken)

@@ -1,7 +1,6 @@
 """The gradient of one frozen batch by TRL's trainer, however the batch is split; run under ``torchrun`` for several."""
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -133,7 +132,3 @@ def main(batch: str, out: str) -> int:
                     torch.save(made, Path(out) / name_of(loss_type, ranks.count, accumulation))
     part()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -11,11 +11,11 @@ LIMIT_S = 240.0
 PROCESSES = 2
 
 
-def torchrun(*arguments: str | Path, processes: int = PROCESSES) -> subprocess.CompletedProcess[str]:
-    """Run a module in several processes on a free port; raises TimeoutExpired."""
+def torchrun_itself(*arguments: str | Path, processes: int = PROCESSES) -> subprocess.CompletedProcess[str]:
+    """Run ``torchrun ARGUMENTS`` in several processes on a free port; raises TimeoutExpired."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}")
     return subprocess.run(
-        [sys.executable, *launcher, "-m", *map(str, arguments)],
+        [sys.executable, *launcher, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"},
         capture_output=True,

@@ -1,7 +1,7 @@
-# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on two workers), print the verdict;
+# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on three workers), print the verdict;
 #                           what make without a goal does
 # make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
-# make test [WORKERS=2]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
+# make test [WORKERS=3]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
 # make quick               the tests that what you changed reaches, nearest first, within a minute
 # make test-all             with the slow ones
 # make setup [GYM=nemo]     .venv for the checks, and the gyms' locked environments
@@ -12,14 +12,14 @@
 # make lock                 resolve every environment anew
 # make clean                remove .venv and caches; reports and the gyms' environments stay
 # make help                 print this
-# Options, by default: PYTHON=python3.11 GYM=all POLICY=mini WORKERS=2 PYTEST_ARGS=
+# Options, by default: PYTHON=python3.11 GYM=all POLICY=mini WORKERS=3 PYTEST_ARGS=
 
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 GYM ?= all
 POLICY ?= mini
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 # A worker keeps a gym, or any other file, to itself.
 PARALLEL := -n $(WORKERS) --dist loadgroup

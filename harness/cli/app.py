@@ -6,12 +6,14 @@ What commands there are is the top floor's to say, see ``gymqual/__main__.py``: 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 
 from gymqual import __version__
 from gymqual.gyms.base import InfrastructureError
-from gymqual.harness.records.errors import HarnessError
+from gymqual.harness.records.errors import HarnessError, NotTestable
+from gymqual.harness.records.extras import lacking_for
 
 UNDOABLE = "it could not be done; one sentence says why"
 
@@ -83,10 +85,19 @@ def run(app: App, commands: Sequence[Command], arguments: Sequence[str]) -> int:
     label = f"{app.name[0]} {called.name}" if called else app.name[0]
     try:
         return app(list(arguments)) or 0
+    except UnknownCommandError:
+        # The library's own words would import every command, torch included, to tell which there are.
+        reason, code = f"{_unknown(commands, arguments)} See {label} --help.", 2
     except CycloptsError as error:
         reason, code = f"{' '.join(str(error).split())} See {label} --help.", 2
     except (HarnessError, InfrastructureError, OSError) as error:
         reason, code = str(error), 2
+    except ImportError as error:
+        # A command is imported when it is called, or asked for its help: the bare installation may lack its packages.
+        lacks = lacking_for(error)
+        if lacks is None:
+            raise
+        reason, code = str(NotTestable(f"this {lacks}")), 2
     except KeyboardInterrupt:
         reason, code = called.interrupted if called else "interrupted", 130
     except Exception as error:
@@ -96,6 +107,19 @@ def run(app: App, commands: Sequence[Command], arguments: Sequence[str]) -> int:
         reason, code = str(error), named
     print(f"{label}: {reason}", file=sys.stderr)
     return code
+
+
+def _unknown(commands: Sequence[Command], arguments: Sequence[str]) -> str:
+    """Return what is said of the first word that is no command."""
+    known, before = [command.name.split() for command in commands], ""
+    for place, word in enumerate(arguments):
+        here = list(dict.fromkeys(words[place] for words in known if len(words) > place))
+        if word not in here:
+            close = get_close_matches(word, here, 1)
+            meant = f'Did you mean "{before}{close[0]}"?' if close else f"Choose from: {', '.join(here)}."
+            return f'Unknown command "{before}{word}". {meant}'
+        known, before = [words for words in known if words[place] == word], f"{before}{word} "
+    raise ValueError(f"{' '.join(arguments)} names a command")
 
 
 def _called(commands: Sequence[Command], arguments: Sequence[str]) -> Command | None:

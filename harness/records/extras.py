@@ -6,7 +6,9 @@ from gymqual.harness.records.files import ROOT
 
 EXTRAS = {
     "page": ("jinja2", "matplotlib"),
-    "train": ("torch", "transformers", "trl", "peft", "safetensors"),
+    "train": ("torch", "transformers", "trl", "peft", "safetensors", "accelerate", "datasets", "tokenizers"),
+    "policies": ("gguf", "starlette", "uvicorn"),
+    "checks": ("babel", "pytest_timeout", "simpleeval", "websockets", "xdist"),
 }
 """Packages that a part of the product imports, by the extra that brings them."""
 
@@ -18,5 +20,19 @@ def lacking(extra: str) -> str | None:
         return None
     # The checkout's environment is made from locks.
     in_checkout = (ROOT / "Makefile").is_file()
-    fix = "make setup-train" if in_checkout and extra == "train" else f"pip install 'gymqual[{extra}]'"
+    by_goal = in_checkout and extra in ("train", "policies")
+    fix = "make setup-train" if by_goal else f"pip install 'gymqual[{extra}]'"
     return f"needs {', '.join(missing)}; run: {fix}"
+
+
+def lacking_for(error: ImportError) -> str | None:
+    """Return what is not installed, as ``lacking`` does, of the extra whose package an import did not find.
+
+    None for an import that failed for anything else, which is a fault of ours.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__ or cause.__context__
+    package = ((cause.name if cause else None) or "").partition(".")[0]
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+    return lacking(extra) if extra else None

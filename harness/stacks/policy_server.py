@@ -1,4 +1,4 @@
-"""Starting ``gymqual.trainer.serving.serve``, the server of a policy, from wherever a model must answer for real."""
+"""Starting ``gymqual serve-policy``, the server of a policy, from wherever a model must answer for real."""
 
 from collections.abc import Iterable
 from pathlib import Path

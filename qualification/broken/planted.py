@@ -25,16 +25,24 @@ def stopped_by(
 
     That is so if the weights are still those that the stopped step began with, or the rule is about the step itself.
     """
+    rule, spared, _ = _stopped(trainer, folder, gym, **settings)
+    return rule, spared
+
+
+def _stopped(
+    trainer: type[GymTrainer], folder: Path, gym: type[LocalGym], **settings: Any
+) -> tuple[str | None, bool, int]:
+    """Return the same, and how many steps were taken."""
     made, audit = audited(trainer, folder / trainer.__name__, gym=gym, **settings)
     before = audit.policy_digest()
     try:
         made.train()
     except AuditError as error:
         spared = audit.policy_digest() == (audit.steps[-1].policy_after if audit.steps else before)
-        return error.rule, spared or error.rule in AFTER_THE_STEP
+        return error.rule, spared or error.rule in AFTER_THE_STEP, len(audit.steps)
     finally:
         audit.close()
-    return None, False
+    return None, False, len(audit.steps)
 
 
 AFTER_THE_STEP = ("update", "frozen")
@@ -44,18 +52,23 @@ AFTER_THE_STEP = ("update", "frozen")
 def stops_of(faults: Sequence[Fault], folder: Path) -> dict[str, object]:
     """Return (rule that stopped it, nothing trained beyond) of every fault, and of the healthy trainer in its place.
 
-    The healthy trainer stands under ``healthy with`` what the faults' trainings are set to. Once one of them is not as
-    is due the rest is not trained any more: the verdict is known.
+    The healthy trainer stands under ``healthy with`` what the faults' trainings are set to, and goes a step beyond the
+    one that stopped the last of them. Once one is not as is due, the rest is not trained: the verdict is known.
     """
     seen: dict[str, object] = {}
+    controls: dict[str, tuple[Fault, int]] = {}
     due = due_of(faults)
     for fault in faults:
-        seen[fault.name] = stopped_by(fault.trainer, folder, fault.gym, **fault.settings)
+        rule, spared, taken = _stopped(fault.trainer, folder, fault.gym, **fault.settings)
+        seen[fault.name] = rule, spared
+        if seen[fault.name] != due[fault.name]:
+            return seen
         control = f"healthy with {fault.gym.__name__} {fault.settings}"
-        if control not in seen and seen[fault.name] == due[fault.name]:
-            place = folder / f"control-{len(seen)}"
-            seen[control] = stopped_by(GymTrainer, place, fault.gym, **fault.settings)
-        if not seen.items() <= due.items():
+        controls[control] = fault, max(taken, controls[control][1] if control in controls else 0)
+    for number, (control, (fault, taken)) in enumerate(controls.items()):
+        settings = {"steps": min(STEPS, taken + 2), **fault.settings}
+        seen[control] = stopped_by(GymTrainer, folder / f"control-{number}", fault.gym, **settings)
+        if seen[control] != due[control]:
             break
     return seen
 

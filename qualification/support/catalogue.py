@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from gymqual import qualification
 from gymqual.harness.plugin.registry import REGISTRY, Check
 from gymqual.harness.records import manifest, trace
-from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import ROOT, write_atomically
 from gymqual.harness.stacks.specs import STACKS
 from gymqual.trainer.runs import manifest as run_manifest
@@ -27,11 +26,7 @@ def command(
     ] = False,
 ) -> None:
     """Print the table of documented checks in Markdown, as it stands in the README."""
-    try:
-        shown = "".join(f"{path.relative_to(ROOT)}\n" for path in _write(ROOT)) if write else table()
-    except ModuleNotFoundError as error:
-        raise HarnessError(f"{error}; the checks of training need it: make setup-train") from None
-    print(shown, end="")
+    print("".join(f"{path.relative_to(ROOT)}\n" for path in _write(ROOT)) if write else table(), end="")
 
 
 def table() -> str:

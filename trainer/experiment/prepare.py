@@ -87,7 +87,8 @@ def prepare(
             print(_prepare_experiment(experiment, policy, seed, steps, arms, data, retention_problems, given))
     except ValidationError as error:
         first = error.errors()[0]
-        raise HarnessError(f"--{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        option = ".".join(map(str, first["loc"])).replace("_", "-")
+        raise HarnessError(f"--{option}: {first['msg']}") from None
 
 
 def _require_none(strange: Mapping[str, object], kind: str) -> None:

@@ -1,5 +1,6 @@
 """Whether a committed learning result holds: every figure of it derived again from what stands beside it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gymqual.harness.records.errors import HarnessError

@@ -101,12 +101,12 @@ def test_every_training_of_an_experiment_verifies(small: CarriedOut, capsys: pyt
     runs = [small.folder / arm / run for arm in ARMS for run in (RUN, "resume/whole", "resume/part")]
     code = main(["verify", *map(str, runs)])
     kinds = {arm: small.summary.arms[arm].resume for arm in ARMS}
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
     seen = (code, printed.count("held    training again"), kinds)
     assert seen == (0, len(runs), dict.fromkeys(ARMS, "exact")), explain(
         subject="(exit code, trainings done again, class of each resume)",
         expected=(0, len(runs), dict.fromkeys(ARMS, "exact")),
-        got=(*seen, [line for line in printed.splitlines() if not line.startswith("held")]),
+        got=(*seen, [line for line in printed.splitlines() if not line.startswith("held")], said),
         cause="a run directory holds something of another part of the experiment",
     )
 

@@ -83,6 +83,11 @@ def run(app: App, commands: Sequence[Command], arguments: Sequence[str]) -> int:
     """
     called = _called(commands, arguments)
     label = f"{app.name[0]} {called.name}" if called else app.name[0]
+    if called is None and (open_names := _names_after(commands, arguments)):
+        # The library would show the help and end with 0: an empty variable in a script would pass unnoticed.
+        said = " ".join([label, *arguments])
+        print(f"{said}: name one of {', '.join(open_names)}. See {said} --help.", file=sys.stderr)
+        return 2
     try:
         return app(list(arguments)) or 0
     except UnknownCommandError:
@@ -107,6 +112,13 @@ def run(app: App, commands: Sequence[Command], arguments: Sequence[str]) -> int:
         reason, code = str(error), named
     print(f"{label}: {reason}", file=sys.stderr)
     return code
+
+
+def _names_after(commands: Sequence[Command], arguments: Sequence[str]) -> list[str]:
+    """Return what may follow words that only begin the name of a command; nothing where they are something else."""
+    place = len(arguments)
+    names = [command.name.split() for command in commands]
+    return list(dict.fromkeys(words[place] for words in names if words[:place] == list(arguments) and words[place:]))
 
 
 def _unknown(commands: Sequence[Command], arguments: Sequence[str]) -> str:

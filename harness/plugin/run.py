@@ -179,6 +179,9 @@ def _checkout() -> tuple[str | None, bool | None]:
             return None
         return answer.stdout.strip()
 
+    # Installed, it may lie in somebody else's repository, whose state is not the product's.
+    if git("rev-parse", "--show-toplevel") != str(ROOT):
+        return None, None
     commit = git("rev-parse", "HEAD")
     status = git("status", "--porcelain")
     return commit, None if commit is None else bool(status)

@@ -11,7 +11,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gymqual.harness.stacks.environments import STACKS
 
-
 LONGEST = (
     "verifiers",
     "openenv",

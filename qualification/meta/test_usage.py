@@ -137,6 +137,8 @@ for command in COMMANDS:
 
 BAD_CALLS = {
     "an unknown command": (["verfiy", "DIR"], 'Did you mean "verify"?'),
+    "no command": ([], "name one of setup, serve"),
+    "no subject": (["bench"], "gymqual bench: name one of nemo, openenv"),
     "nothing like a command": (["x"], "Choose from: setup, serve"),
     "an unknown subject": (["bench", "nem"], 'Did you mean "bench nemo"?'),
     "an option of no command": (["--bogus"], "--bogus"),

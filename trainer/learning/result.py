@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.files import ROOT, sha256_file
+from gymqual.harness.records.files import sha256_file
 from gymqual.harness.records.manifest import MANIFEST
 from gymqual.harness.records.run_records import GymRecord, Sha256, StrictModel
 from gymqual.trainer.evaluation.evaluate import Evaluation, Outcomes
@@ -28,7 +28,7 @@ FILES = (MANIFEST, BASELINE, AFTER, REPLAY)
 """What is kept of an arm: the training run's manifest, the two evaluations, and what the replay audit says."""
 RUN = "run"
 """Folder of an arm's training run, in ``--work``."""
-WORK = ROOT / "reports" / "learning"
+WORK = Path("reports") / "learning"
 SPLIT = "dev"
 EPISODES = 256
 SAMPLING_SEED = 0

@@ -1,11 +1,12 @@
-# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on three workers), print the verdict;
-#                           what make without a goal does
+# make qualify [GYM=nemo]   set up what is missing, run the qualification (all gyms: on three workers), print the
+#                           verdict; what make without a goal does
 # make qualify-gpu [GYM=nemo] [POLICY=mini]   the training qualification, on one visible GPU with BF16
 # make test [WORKERS=3]     everything but the slow and the GPU checks, with lint and import rules; WORKERS=0 is serial
-# make quick               the tests that what you changed reaches, nearest first, within a minute
+# make quick                the tests that what you changed reaches, nearest first, within a minute
 # make test-all             with the slow ones
 # make setup [GYM=nemo]     .venv for the checks, and the gyms' locked environments
 # make setup-train          add torch and the training libraries to .venv
+# make setup-host           what the tests of the installed package need, in build/host; make test does it too
 # make coverage             what of the product the checks of make test run, as a table
 # make mutation             whether the checks notice small changes of what judges: about 25 minutes
 # make lint                 ruff, formatting, types, import rules

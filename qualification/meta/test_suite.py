@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gymqual.__main__ import COMMANDS
 from gymqual.harness.plugin.registry import REGISTRY, explain
 from gymqual.harness.records import manifest
 from gymqual.harness.records.files import ROOT
@@ -34,7 +35,15 @@ def test_the_readme_lists_the_registry() -> None:
     )
 
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "gyms/README.md", "trainer/README.md", "reports/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "gyms/README.md",
+    "trainer/README.md",
+    "reports/README.md",
+)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -62,17 +71,22 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_every_module_that_a_document_runs_is_there() -> None:
-    """Every ``python -m MODULE`` and ``make TARGET`` in the documents MUST name one that exists."""
+    """Every ``python -m MODULE``, ``gymqual COMMAND`` and ``make TARGET`` in the documents MUST name one there is."""
     texts = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
-    modules = set(re.findall(r"\.venv/bin/python -m ([\w.]+)", texts))
+    code = "\n".join(span for _, span in re.findall(r"(?s)(`+)(?!`)(.+?)(?<!`)\1(?!`)", texts))
+    modules = set(re.findall(r"-m (gymqual[\w.]*)", code))
+    # No command follows on a folder that make is sent to, or on an import; bench alone stands for its family.
+    commands = set(re.findall(r"(?<![\w-])(?<!-C )(?<!from )gymqual ((?:bench )?[a-z][a-z-]*)", code))
+    known = {command.name for command in COMMANDS}
     targets = set(re.findall(r"(?m)^make (?:-\S+ )*([a-z-]+)", texts))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     absent = [each for each in sorted(modules) if find_spec(each) is None]
+    absent += sorted(commands - known - {name.partition(" ")[0] for name in known})
     absent += [each for each in sorted(targets) if not re.search(rf"(?m)^[^\n:]*\b{each}\b[^\n:]*:", makefile)]
-    assert (len(modules) > 8, len(targets) > 3, absent) == (True, True, []), explain(
-        subject="modules and targets that documents name: many, and those that are not there",
-        expected=(True, True, []),
-        got=(sorted(modules), sorted(targets), absent),
+    assert (len(modules) > 1, len(commands) > 15, len(targets) > 3, absent) == (True, True, True, []), explain(
+        subject="modules, commands and targets that documents name: many, and those that are not there",
+        expected=(True, True, True, []),
+        got=(sorted(modules), sorted(commands), sorted(targets), absent),
         cause="a command was renamed",
     )
 

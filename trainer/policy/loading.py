@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = ("mini", "mini4")
 """Committed with their weights."""
 NAMED = (*EMBEDDED, smollm2.NAME)
-POLICY_HELP = f"{', '.join(NAMED)}, or a directory (default: %(default)s)"
+POLICY_HELP = f"{', '.join(NAMED)}, or a directory."
 """What every command says of its ``--policy``."""
 
 

@@ -32,7 +32,7 @@ __all__ = ["GermanOrdersEnv", "GermanOrdersTaskset"]
 DEFECT = os.environ["GYMQUAL_DEFECT"]
 
 # On record is the file that it stands in for, so that only the defect shows.
-loaded.record(loaded.PACKAGE.parent.parent / "verifiers" / "verifiers_environment.py")
+loaded.record(loaded.PACKAGE.parents[2] / "verifiers" / "verifiers_environment.py")
 
 
 class BrokenToolset(GermanOrdersToolset):

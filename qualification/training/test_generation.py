@@ -286,7 +286,7 @@ def test_an_unknown_generation_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     write_config(training_config("mini4", "", "nemo", 43).model_copy(update={"generation": "fast"}), path)
     code = main(["train", str(path)])
     said = capsys.readouterr().err
-    expected = f"gym_training: {path}: generation: Input should be 'exact' or 'cached'\n"
+    expected = f"gymqual train: {path}: generation: Input should be 'exact' or 'cached'\n"
     assert (code, said) == (2, expected), explain(
         subject="a training.json with generation fast",
         expected=(2, expected),

@@ -49,7 +49,7 @@ def once(method: "Callable[Concatenate[Lab, Arguments], Result]") -> "Callable[C
 class Lab:
     """Plays rollouts through upstream's commands, healthy or under ``defect``."""
 
-    def __init__(self, run: Run, inference_url: str | None = None, policy: str = "mini") -> None:
+    def __init__(self, run: Run, inference_url: str | None = None) -> None:
         self.defect = ""
         """Name of the planted defect; see ``qualification/broken/verifiers_environment.py``."""
         self.orders = GermanOrders()
@@ -58,7 +58,6 @@ class Lab:
         self.subject = run.subject
         self._run = run
         self._inference_url = inference_url
-        self._policy = policy
 
     @property
     def verifiers(self) -> Verifiers:
@@ -176,7 +175,7 @@ class Lab:
     @cached_property
     def policy(self) -> Server:
         """The embedded policy behind its own server."""
-        return start_policy(self._policy, self._run.owner, self._run.folder / self._run.mine("policy"))
+        return start_policy("mini", self._run.owner, self._run.folder / self._run.mine("policy"))
 
     @once
     def tokens(self) -> tuple[Rollouts, list[Exchange]]:

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from gymqual.gyms import loaded
+from gymqual.harness.records.claims import Claims
 from gymqual.harness.records.files import readable_json, sha256_file, write_atomically
-from gymqual.harness.records.manifest import ATTESTATION, MANIFEST, Claims, RunManifest, read
+from gymqual.harness.records.manifest import ATTESTATION, MANIFEST, RunManifest, read
 from gymqual.harness.stacks.environments import AS_IT_IS
 
 STATEMENT = "https://in-toto.io/Statement/v1"

@@ -17,7 +17,7 @@ from gymqual.harness.plugin.recorder import Recorder
 from gymqual.harness.plugin.run import Ledger, Run, new_run_folder, now
 from gymqual.harness.records import manifest
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.stacks.environments import STACKS
+from gymqual.harness.stacks.specs import STACKS
 
 
 # First, since pytest's own JUnit writer looks at its option when it is configured.

@@ -9,7 +9,7 @@ from gymqual.harness.plugin.evidence import Evidence
 from gymqual.harness.plugin.registry import Check, Planted
 from gymqual.harness.plugin.run import Run
 from gymqual.harness.records.errors import NotTestable
-from gymqual.harness.stacks.environments import STACKS
+from gymqual.harness.stacks.specs import STACKS
 
 RUN = pytest.StashKey[Run]()
 """Of a configuration: the run of this process; absent where the plugin is passive."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-from gymqual.harness.stacks.environments import STACKS
+from gymqual.harness.stacks.specs import STACKS
 
 LONGEST = (
     "test_scenarios.py::verifiers",

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gymqual.harness.records import manifest, training_run
+from gymqual.harness.records.claims import Claims
 from gymqual.harness.records.errors import HarnessError
 from gymqual.harness.records.files import write_atomically
-from gymqual.harness.records.manifest import ATTESTATION, MANIFEST, PAGE, Claims, RunManifest
+from gymqual.harness.records.manifest import ATTESTATION, MANIFEST, PAGE, RunManifest
 from gymqual.harness.report import document, experiment, qualification
 from gymqual.harness.report import training as training_page
 from gymqual.harness.report.throughput_result import RESULT as THROUGHPUT

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gymqual.harness.records.claims import Claims
 from gymqual.harness.records.errors import HarnessError
-from gymqual.harness.records.manifest import Claims
 from gymqual.trainer.replay import claims as manifest_claims
 from gymqual.trainer.replay import episodes, evidence, steps, tokens, weights
 from gymqual.trainer.replay.evidence import Evidence, read_evidence
